@@ -1,0 +1,179 @@
+"""The rotary geometry of a model, read from its config.json whatever shape that has.
+
+Knows config shapes. Does not know schemes' formulas or transformers' classes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_patches.errors import UnsupportedModelError
+from model_patches.schemes import SCHEMES
+
+# One theta for the local layers and one for the global layers, as Gemma 3 and ModernBERT wrote it before version 5.
+PER_LAYER_THETAS = ("rope_local_base_freq", "local_rope_theta", "global_rope_theta")
+NOT_OPTIONS = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
+)
+
+
+@dataclass(frozen=True)
+class RopeGeometry:
+    """What positional scaling needs to know of a model.
+
+    Attributes:
+        rotary_dim: d, how many of a head's dimensions are rotated.
+        theta: b, the base of the inverse frequencies (`rope_theta`).
+        original_length: L in the schemes' formulas, in tokens (`original_max_position_embeddings` where given).
+        native_length: the context the model was trained to use, in tokens, which the policy compares with.
+        scheme: the scheme that the config itself asks for; "default" where it asks for none.
+        factor: how far that scheme stretches the original length to cover the native one; 1.0 where it does not.
+        parameters: that scheme's own options under transformers' names (`beta_fast`, `truncate`, `mscale`, ...).
+    """
+
+    rotary_dim: int
+    theta: float
+    original_length: int
+    native_length: int
+    scheme: str = "default"
+    factor: float = 1.0
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the model's own plan is itself stretched, so that it must not be stretched again."""
+        return self.factor != 1.0 or self.native_length != self.original_length
+
+    def options(self, scheme: str) -> Mapping[str, Any]:
+        """The config's options for `scheme`: empty where the config asks for another scheme.
+
+        An `attention_factor` fitted to a model's own YaRN says nothing about another scheme that a request asks for.
+        """
+        return self.parameters if scheme == self.scheme else {}
+
+
+def read_geometry(config: Mapping[str, Any]) -> RopeGeometry:
+    """Read the geometry from the content of a config.json.
+
+    Understands version 5 (`rope_parameters`) and version 4 (`rope_scaling`, with `rope_theta` beside it). As in
+    transformers, a `rope_scaling` that says something wins over `rope_parameters`.
+
+    A block with scaling and an explicit `original_max_position_embeddings` covers whichever is longer:
+    `max_position_embeddings`, which mostly includes the factor already (DeepSeek-V3, gpt-oss), or factor × original
+    (Qwen3 says 40,960 beside an original 32,768 and factor 4). The factor is never applied to
+    `max_position_embeddings` there. Without an explicit original, `max_position_embeddings` is the original, as in the
+    formulas of transformers and its advice not to change that field when adding a scaling block.
+
+    Raises:
+        UnsupportedModelError: something is missing, contradictory or not supported; the message names it.
+    """
+    block = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(block, Mapping):
+        raise UnsupportedModelError(f"rope_scaling or rope_parameters must be an object, it is {block!r}")
+    _refuse_per_layer(config, block)
+    scheme = _scheme(block)
+    original, native, factor = _lengths(config, block, scheme)
+    options = {name: value for name, value in block.items() if name not in NOT_OPTIONS}
+    if scheme == "dynamic":
+        options["factor"] = _number("factor", _first("factor", block), at_least=1.0)
+    return RopeGeometry(
+        rotary_dim=_rotary_dim(config, block),
+        theta=_theta(config, block),
+        original_length=original,
+        native_length=native,
+        scheme=scheme,
+        factor=factor,
+        parameters=options,
+    )
+
+
+def _refuse_per_layer(config: Mapping[str, Any], block: Mapping[str, Any]) -> None:
+    nested = [name for name, value in block.items() if isinstance(value, Mapping)]
+    nested += [name for name in PER_LAYER_THETAS if config.get(name) is not None]
+    if nested:
+        raise UnsupportedModelError(f"rope parameters per layer type are not supported: {', '.join(nested)}")
+
+
+def _scheme(block: Mapping[str, Any]) -> str:
+    scheme = block.get("rope_type") or block.get("type") or "default"
+    if not isinstance(scheme, str) or scheme not in SCHEMES:
+        raise UnsupportedModelError(f"rope scheme {scheme!r} is not supported; known are {', '.join(sorted(SCHEMES))}")
+    return scheme
+
+
+def _lengths(config: Mapping[str, Any], block: Mapping[str, Any], scheme: str) -> tuple[int, int, float]:
+    """Original length, native length and factor."""
+    name = "max_position_embeddings"
+    longest = int(_number(name, _first(name, config), at_least=1))
+    # Dynamic NTK leaves everything up to `max_position_embeddings` unscaled: its factor only shapes what follows.
+    if scheme in ("default", "dynamic"):
+        return longest, longest, 1.0
+    name = "original_max_position_embeddings"
+    explicit_original = _first(name, config, block)
+    original = longest if explicit_original is None else int(_number(name, explicit_original, at_least=1))
+    factor = _first("factor", block)
+    if factor is None:
+        if explicit_original is None:
+            raise UnsupportedModelError(f"rope scheme {scheme!r} needs a factor or {name}; the config has neither")
+        factor = longest / original
+    factor = _number("factor", factor, at_least=1.0)
+    return original, max(longest, math.floor(factor * original)), factor
+
+
+def _theta(config: Mapping[str, Any], block: Mapping[str, Any]) -> float:
+    theta = _first("rope_theta", block, config)
+    if theta is None:
+        theta = config.get("rotary_emb_base")  # GPT-NeoX
+    theta = _number("rope_theta", theta, at_least=1.0)
+    if theta == 1.0:
+        raise UnsupportedModelError("rope_theta must be above 1: at 1 all pairs turn alike")
+    return theta
+
+
+def _rotary_dim(config: Mapping[str, Any], block: Mapping[str, Any]) -> int:
+    rotary_dim = _first("rotary_dim", config)
+    if rotary_dim is None:
+        rotary_dim = config.get("qk_rope_head_dim")  # latent attention (DeepSeek) rotates a part of its own
+    if rotary_dim is None:
+        rotary_dim = int(_head_dim(config) * _rotated_share(config, block))
+    rotary_dim = int(_number("rotary dimension", rotary_dim, at_least=1))
+    if rotary_dim % 2 or rotary_dim < 4:
+        raise UnsupportedModelError(f"the rotary dimension must be even and at least 4, it is {rotary_dim}")
+    return rotary_dim
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    head_dim = config.get("head_dim")
+    if head_dim is not None:
+        return int(_number("head_dim", head_dim, at_least=1))
+    hidden_size = _number("hidden_size", config.get("hidden_size"), at_least=1)
+    heads = _number("num_attention_heads", config.get("num_attention_heads"), at_least=1)
+    return int(hidden_size // heads)
+
+
+def _rotated_share(config: Mapping[str, Any], block: Mapping[str, Any]) -> float:
+    share = _first("partial_rotary_factor", block, config)
+    if share is None:
+        share = config.get("rotary_pct")
+    if share is None:
+        return 1.0
+    share = _number("partial_rotary_factor", share, at_least=0.0)
+    if share > 1.0:
+        raise UnsupportedModelError(f"partial_rotary_factor must be at most 1, it is {share:g}")
+    return share
+
+
+def _first(name: str, *places: Mapping[str, Any]) -> Any:
+    """The first value of `name` that is not null; None where there is none."""
+    return next((place[name] for place in places if place.get(name) is not None), None)
+
+
+def _number(name: str, value: Any, *, at_least: float) -> float:
+    if value is None:
+        raise UnsupportedModelError(f"the config has no {name}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UnsupportedModelError(f"{name} must be a number, it is {value!r}")
+    if value < at_least:
+        raise UnsupportedModelError(f"{name} must be at least {at_least:g}, it is {value:g}")
+    return float(value)

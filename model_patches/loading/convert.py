@@ -1,0 +1,105 @@
+"""One GGUF file → a Hugging Face folder with bfloat16 safetensors, which loads many times faster.
+
+Knows GGUF and transformers. Does not know where the folder is kept, or when it counts as complete.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+
+from model_patches.errors import UnsupportedModelError
+from model_patches.loading.gguf_file import GgufFile
+from model_patches.loading.gguf_rope import rope_scaling_of
+from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
+from model_patches.loading.weights import load_weights
+
+CONVERTER_VERSION = 1
+"""Part of every cache key. Raise it whenever the same file would now give another folder."""
+
+GGUF_ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+_END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def convert_gguf(path: Path, folder: Path) -> None:
+    """Write config, weights, tokenizer, chat template and generation_config of the GGUF file into `folder`.
+
+    Progress is shown on stderr. The weights are dequantised, so the folder takes two bytes a parameter.
+
+    Raises:
+        UnsupportedModelError: an architecture, tokenizer or positional scaling that cannot be taken over.
+        DamagedModelError: the file is cut short or lacks weights.
+    """
+    with tqdm(
+        total=4, desc=f"converting {path.name}", unit="step", bar_format="{desc}: {n}/{total} {postfix}"
+    ) as steps:
+        steps.set_postfix_str("reading metadata")
+        file = GgufFile(path)
+        check_gguf(file)
+        config = _config_of(file)
+        tokenizer = tokenizer_from_gguf(path, file.metadata)
+        steps.update()
+        steps.set_postfix_str("unpacking weights")
+        model = load_weights(
+            path.parent,
+            named=path,
+            gguf_file=path.name,
+            config=config,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+        )
+        steps.update()
+        steps.set_postfix_str("writing weights")
+        model.save_pretrained(folder)
+        steps.update()
+        steps.set_postfix_str("writing tokenizer")
+        tokenizer.save_pretrained(folder)
+        _write_generation_config(file, folder)
+        steps.update()
+        steps.set_postfix_str("done")
+    for written in folder.glob("*.safetensors"):
+        written.chmod(0o644)  # safetensors makes them readable by their owner alone
+
+
+def check_gguf(file: GgufFile) -> None:
+    """Refuse what would convert into something else than the file holds.
+
+    Raises:
+        UnsupportedModelError: the message names the architecture and the supported ones.
+    """
+    supported = ", ".join(GGUF_ARCHITECTURES)
+    if file.architecture not in GGUF_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path} is a GGUF file of the architecture {file.architecture!r}; supported: {supported}"
+        )
+    if experts := file.of_architecture("expert_count"):
+        raise UnsupportedModelError(
+            f"{file.path} is a mixture of {experts} experts under the architecture {file.architecture!r}; "
+            f"supported are dense models of {supported}"
+        )
+
+
+def _config_of(file: GgufFile) -> PreTrainedConfig:
+    config: PreTrainedConfig = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    config.architectures = [GGUF_ARCHITECTURES[file.architecture]]
+    config.rope_parameters = {**config.rope_parameters, **rope_scaling_of(file)}
+    return config
+
+
+def _write_generation_config(file: GgufFile, folder: Path) -> None:
+    ends = [file.metadata.get(f"tokenizer.ggml.{key}") for key in _END_TOKEN_KEYS]
+    settings = {
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(number for number in ends if number is not None)),
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    text = json.dumps({key: value for key, value in settings.items() if value not in (None, [])}, indent=2)
+    (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")

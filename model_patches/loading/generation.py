@@ -1,0 +1,75 @@
+"""What a model's own files say about generating: where to stop, and how to sample unless the request says.
+
+Knows generation_config.json. Does not know requests or the sampler.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_patches.errors import DamagedModelError
+from model_patches.loading.checkpoint import read_json_object
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Defaults for requests that leave a field out.
+
+    Attributes:
+        end_token_ids: generating any of these ends the answer. Empty where neither model nor tokenizer names one.
+        temperature: 0.0 where the model asks for greedy decoding; None, as below, where it says nothing.
+        top_k: 0 means no limit.
+        top_p: in (0, 1].
+        min_p: in [0, 1].
+    """
+
+    end_token_ids: frozenset[int]
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+def read_generation_defaults(
+    folder: Path, config: Mapping[str, Any], tokenizer_end_token_id: int | None
+) -> GenerationDefaults:
+    """Read generation_config.json, if there is one.
+
+    End tokens come from the first of generation_config.json, config.json and the tokenizer that names any. Sampling
+    keys count wherever they are present, as in vLLM, unless the file says `do_sample: false`: that asks for greedy.
+
+    Raises:
+        DamagedModelError: a value of the wrong type.
+    """
+    path = folder / "generation_config.json"
+    asked = read_json_object(path) if path.is_file() else {}
+    ends = _token_ids(asked.get("eos_token_id"), path)
+    ends = ends or _token_ids(config.get("eos_token_id"), folder / "config.json")
+    ends = ends or _token_ids(tokenizer_end_token_id, folder)
+    if asked.get("do_sample") is False:
+        return GenerationDefaults(ends, temperature=0.0)
+    top_k = _number(asked, "top_k", path)
+    return GenerationDefaults(
+        ends,
+        temperature=_number(asked, "temperature", path),
+        top_k=None if top_k is None else int(top_k),
+        top_p=_number(asked, "top_p", path),
+        min_p=_number(asked, "min_p", path),
+    )
+
+
+def _token_ids(value: Any, source: Path) -> frozenset[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(number, int) for number in ids):
+        raise DamagedModelError(f"{source}: eos_token_id should be a token id or a list of them, not {value!r}")
+    return frozenset(ids)
+
+
+def _number(values: Mapping[str, Any], key: str, source: Path) -> float | None:
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DamagedModelError(f"{source}: {key} should be a number, not {value!r}")
+    return float(value)

@@ -1,0 +1,87 @@
+"""A Hugging Face folder → model and tokenizer in memory, ready to be patched.
+
+Knows transformers' loading. Does not know where the folder came from or what will be patched.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from model_patches.errors import DamagedModelError, UnsupportedModelError
+from model_patches.loading.checkpoint import check_config, check_weights, read_config
+from model_patches.loading.generation import GenerationDefaults, read_generation_defaults
+from model_patches.loading.quiet import quiet_transformers
+from model_patches.loading.weights import load_weights
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        model: in eval mode, on its device, without gradients.
+        tokenizer: backed by the tokenizers library.
+        config: config.json as it stands in the folder.
+        generation: what the folder says about stopping and sampling.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    config: Mapping[str, Any]
+    generation: GenerationDefaults
+
+
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False
+) -> LoadedModel:
+    """Load a folder that has config.json, safetensors and a tokenizer. Reads nothing from the network.
+
+    Raises:
+        UnsupportedModelError: the model is of a kind that is refused; see `checkpoint`.
+        ModelNotFoundError: the folder has no config.json or no weights.
+        DamagedModelError: files that cannot be read, or weights that are missing.
+    """
+    config = read_config(folder)
+    check_config(config, trust_remote_code=trust_remote_code)
+    check_weights(folder)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    with quiet_transformers():
+        model = load_weights(
+            folder,
+            named=folder,
+            dtype=dtype,
+            device_map={"": device},
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+        )
+    model.requires_grad_(False)
+    model.eval()  # type: ignore[no-untyped-call]
+    generation = read_generation_defaults(folder, config, tokenizer.eos_token_id)
+    return LoadedModel(model, tokenizer, config, generation)
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
+    """Load the folder's tokenizer alone.
+
+    Raises:
+        UnsupportedModelError: it is not backed by the tokenizers library, which streaming needs.
+        DamagedModelError: it is not there, or cannot be read.
+    """
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise DamagedModelError(f"the tokenizer in {folder} cannot be read: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder} ({type(tokenizer).__name__}) is not backed by the tokenizers library; "
+            "a tokenizer.json is needed"
+        )
+    return tokenizer

@@ -1,0 +1,86 @@
+"""One transformers model, patched so that one forward pass serves sequences under different plans.
+
+Knows the seams of transformers' models: the rotary module, the attention function by name, keyword arguments that reach
+it. Does not know how sequences are scheduled or where their pages come from.
+"""
+
+from typing import Any, cast
+
+import torch
+
+from model_patches import attention
+from model_patches.attention import PAGED_ATTENTION, PagedBatch
+from model_patches.plan import PositionPlan
+from model_patches.rotary import FrequencyTable, replace_rotary
+
+
+class PatchedModel:
+    """A causal language model of transformers with its rotary module and attention function replaced.
+
+    Only this object's modules and its own config are changed; other models of the same class are untouched.
+    """
+
+    def __init__(self, model: Any, rotary_dim: int) -> None:
+        """Patch a model in place.
+
+        Args:
+            model: a loaded `PreTrainedModel` for causal language modelling, in eval mode.
+            rotary_dim: how many of a head's dimensions are rotated.
+
+        Raises:
+            UnsupportedModelError: the model has not exactly one rotary module.
+        """
+        self.model = model
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self._frequencies = FrequencyTable(rotary_dim // 2, model.device)
+        attention.register()
+        model.set_attn_implementation(PAGED_ATTENTION)
+        replace_rotary(model, self._frequencies)
+
+    @property
+    def layers(self) -> int:
+        return cast(int, self.model.config.num_hidden_layers)
+
+    @property
+    def kv_heads(self) -> int:
+        return cast(int, self.model.config.num_key_value_heads)
+
+    @property
+    def head_dim(self) -> int:
+        config = self.model.config
+        return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+    def plan_row(self, plan: PositionPlan) -> int:
+        """The number that stands for a plan in `forward`; the same plan always gets the same number."""
+        return self._frequencies.row(plan)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan_rows: torch.Tensor,
+        logits_at: torch.Tensor,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        """Compute one step: write every token's rotated key and its value into the pages, return logits.
+
+        Args:
+            token_ids: int64 [T], the tokens of all sequences, packed.
+            positions: int64 [T], each token's position in its own sequence, from 0.
+            plan_rows: int64 [T], each token's plan, from `plan_row`.
+            logits_at: int64 [R], indices into T of the tokens whose logits are wanted.
+            batch: pages and block tables of the step.
+
+        Returns:
+            float32 [R, vocabulary].
+        """
+        output = self.model(
+            input_ids=token_ids[None],
+            position_ids=torch.stack([positions, plan_rows])[:, None],
+            use_cache=False,
+            logits_to_keep=logits_at,
+            paged_batch=batch,
+        )
+        return cast(torch.Tensor, output.logits[0].float())

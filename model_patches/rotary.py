@@ -1,0 +1,93 @@
+"""Rotation of every token under its own plan.
+
+Knows plans and one transformers model's rotary module. Does not know sequences: a token comes with its position and
+the row of its plan, and nothing is remembered between two calls.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from model_patches.errors import UnsupportedModelError
+from model_patches.plan import PositionPlan
+
+
+class FrequencyTable(nn.Module):
+    """The inverse frequencies and attention factors of all plans in use, one row each.
+
+    Rows are only ever added, never changed, so a row number stays good for the life of the table. Angles are computed
+    from them for each step rather than kept: a table of cos and sin would take 2 × rotary_dim × 4 bytes for every
+    position of every plan (268 MB for one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
+    """
+
+    inv_freq: torch.Tensor
+    attention_factor: torch.Tensor
+
+    def __init__(self, pairs: int, device: torch.device) -> None:
+        """Make an empty table.
+
+        Args:
+            pairs: rotated pairs in each head, rotary_dim / 2.
+            device: where the model runs.
+        """
+        super().__init__()
+        self.register_buffer("inv_freq", torch.empty(0, pairs, dtype=torch.float64, device=device), persistent=False)
+        self.register_buffer("attention_factor", torch.empty(0, dtype=torch.float64, device=device), persistent=False)
+        self._rows: dict[PositionPlan, int] = {}
+
+    def row(self, plan: PositionPlan) -> int:
+        """The row of a plan, added if it is new."""
+        row = self._rows.get(plan)
+        if row is None:
+            row = self._rows[plan] = len(self._rows)
+            self.inv_freq = torch.cat([self.inv_freq, self.inv_freq.new_tensor([plan.inv_freq])])
+            self.attention_factor = torch.cat(
+                [self.attention_factor, self.attention_factor.new_tensor([plan.attention_factor])]
+            )
+        return row
+
+
+class PlanRotary(nn.Module):
+    """Takes the place of a model's rotary module; the formula is R(θ·p) of RoFormer (2104.09864, 3.2.2)."""
+
+    def __init__(self, frequencies: FrequencyTable) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute cos and sin of each token, both already multiplied by its plan's attention factor.
+
+        Args:
+            x: gives dtype only.
+            position_ids: int64 [2, 1, T]: positions, and the plan's row in the frequency table. Both travel in the
+                one argument that transformers' models hand on untouched to their rotary module.
+
+        Returns:
+            cos and sin, [1, T, rotary_dim] in x's dtype, halves alike (`rotate_half` layout). Angles are float64,
+            rounded to float32 once and then to x's dtype.
+        """
+        positions, rows = position_ids
+        angles = positions.to(torch.float64)[..., None] * self.frequencies.inv_freq[rows]
+        factor = self.frequencies.attention_factor[rows][..., None]
+        cos, sin = ((wave * factor).to(torch.float32).to(x.dtype) for wave in (angles.cos(), angles.sin()))
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+
+def replace_rotary(model: nn.Module, frequencies: FrequencyTable) -> None:
+    """Replace the rotary module of this one model object.
+
+    Raises:
+        UnsupportedModelError: the model has no rotary module, or several.
+    """
+    names = [name for name, module in model.named_modules() if _is_rotary(module)]
+    if len(names) != 1:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has {len(names)} rotary modules ({', '.join(names) or 'none'}); "
+            "exactly 1 is supported"
+        )
+    model.set_submodule(names[0], PlanRotary(frequencies))
+
+
+def _is_rotary(module: Any) -> bool:
+    return isinstance(getattr(module, "inv_freq", None), torch.Tensor)

@@ -1,0 +1,48 @@
+"""The command line: `ropewalk` and `python -m service`."""
+
+import argparse
+import sys
+
+from service.cli import add_settings
+from service.errors import RopewalkError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command. An error that the user can mend ends in one line on stderr and exit status 2."""
+    arguments = vars(_parser().parse_args(argv))
+    # Only now: torch and transformers take seconds to import, and --help should not.
+    from service import commands
+
+    actions = {"serve": commands.serve, "plan": commands.plan, "fetch-default": commands.fetch_default}
+    try:
+        actions[arguments["command"]](arguments)
+    except RopewalkError as error:
+        print(f"ropewalk: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ropewalk",
+        description="Serve RoPE language models, each request under the positional scaling that its length needs.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        epilog="Every option is also an environment variable: ROPEWALK_MAX_RUNNING for --max-running.",
+    )
+    add_settings(serve)
+    plan = commands.add_parser("plan", help="show the positional plan that a request would get, without weights")
+    add_settings(plan, only=("native_length", "max_model_len", "rope_reserve", "revision"))
+    plan.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="the prompt's length")
+    plan.add_argument("--max-tokens", type=int, metavar="M", help="tokens to generate; default: all that remains")
+    plan.add_argument("--scheme", help="as a request may ask for")
+    plan.add_argument("--factor", type=float, help="as a request may ask for")
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser("fetch-default", help="download and convert the embedded default model")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

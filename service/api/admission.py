@@ -1,0 +1,103 @@
+"""From a request's body to an admitted request: tokens, plan, sampling, queue. Knows no HTTP."""
+
+import asyncio
+from typing import TypeVar
+from uuid import uuid4
+
+from service.api.schemas import Prompt, RopeWishFields, SamplingFields
+from service.api.state import Server
+from service.build import LoadedServer
+from service.core import SamplingParams
+from service.engine.handle import RequestHandle
+from service.errors import RequestError
+from service.scaling.policy import PlanChoice, RopeWish
+
+T = TypeVar("T")
+
+
+async def admit(
+    server: Server,
+    prompt: Prompt,
+    fields: SamplingFields,
+    *,
+    id_prefix: str,
+    max_tokens: int | None,
+    add_special_tokens: bool = True,
+) -> RequestHandle:
+    """Check a request, choose its plan and put it into the queue.
+
+    Args:
+        server: the server; must be ready.
+        prompt: text, or token ids.
+        fields: the request's body.
+        id_prefix: what the request's id begins with.
+        max_tokens: what the request asks for, under whichever name it has on its route.
+        add_special_tokens: whether text gets what the tokenizer puts around it; a rendered chat has it already.
+
+    Raises:
+        RequestError: the request is refused; it was not admitted.
+    """
+    loaded = server.require_loaded()
+    loaded.engine.ensure_room()
+    token_ids = await tokenize(loaded, prompt, add_special_tokens=add_special_tokens)
+    choice = choose_plan(server, len(token_ids), max_tokens, fields.rope)
+    sampling = _sampling(fields, choice, loaded)
+    return RequestHandle(loaded.engine, f"{id_prefix}-{uuid4().hex}", token_ids, choice, sampling)
+
+
+async def tokenize(loaded: LoadedServer, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a prompt, off the event loop: a long text takes a while.
+
+    Raises:
+        RequestError: a token id is out of range, or the prompt has no tokens.
+    """
+    if isinstance(prompt, str):
+        encoding = await asyncio.to_thread(
+            loaded.tokenizer.backend_tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+        )
+        if not encoding.ids:
+            raise RequestError("prompt: the text has no tokens", param="prompt")
+        return list(encoding.ids)
+    largest = max(prompt)
+    if largest >= loaded.vocabulary:
+        raise RequestError(
+            f"prompt: token id {largest} is out of range; the vocabulary has {loaded.vocabulary}", param="prompt"
+        )
+    return prompt
+
+
+def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish: RopeWishFields | None) -> PlanChoice:
+    """What the policy chooses.
+
+    Raises:
+        ContextLengthError, WishError: see `Policy.choose`.
+    """
+    wished = None if wish is None else RopeWish(wish.scheme, wish.mode, wish.factor, wish.growth)
+    return server.inspected.policy.choose(prompt_tokens, max_tokens, wished)
+
+
+def _sampling(fields: SamplingFields, choice: PlanChoice, loaded: LoadedServer) -> SamplingParams:
+    """The request's own values, then the model's, then none."""
+    if fields.min_tokens > choice.max_tokens:
+        raise RequestError(
+            f"min_tokens is {fields.min_tokens}; at most {choice.max_tokens} tokens can be generated",
+            param="min_tokens",
+        )
+    model = loaded.generation
+    return SamplingParams(
+        max_tokens=choice.max_tokens,
+        min_tokens=fields.min_tokens,
+        temperature=_first(fields.temperature, model.temperature, 1.0),
+        top_k=_first(fields.top_k, model.top_k, 0),
+        top_p=_first(fields.top_p, model.top_p, 1.0),
+        min_p=_first(fields.min_p, model.min_p, 0.0),
+        seed=fields.seed,
+        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        end_token_ids=frozenset() if fields.ignore_eos else model.end_token_ids,
+    )
+
+
+def _first(asked: T | None, model: T | None, otherwise: T) -> T:
+    if asked is not None:
+        return asked
+    return model if model is not None else otherwise

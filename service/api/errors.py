@@ -1,0 +1,100 @@
+"""From errors to HTTP answers in OpenAI's shape. The one place where a status code is chosen."""
+
+import itertools
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from service.api.schemas import FIELD_NAMES, ErrorBody, ErrorResponse
+from service.errors import (
+    CancelledError,
+    GenerationError,
+    NotReadyError,
+    QueueFullError,
+    RequestError,
+    UnknownModelError,
+)
+from service.metrics import Metrics
+
+STATUS: dict[type[RequestError], int] = {
+    UnknownModelError: 404,
+    QueueFullError: 429,
+    CancelledError: 503,
+    NotReadyError: 503,
+    GenerationError: 500,
+}
+"""Status of each error that has one of its own; every other RequestError is a 400."""
+
+RETRY_AFTER_SECONDS = {429: 1, 503: 5}
+SHOWN_VALUE_LENGTH = 100
+ABOUT_NAMES = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}
+
+
+def error_body(error: RequestError) -> ErrorResponse:
+    """The JSON of an error."""
+    return _body(_status(error), error.message, error.param, error.code)
+
+
+def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
+    """Answer every error of a route in OpenAI's shape, and count refusals."""
+
+    def respond(status: int, body: ErrorResponse) -> JSONResponse:
+        metrics.refused.labels(body.error.code or str(status)).inc()
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS[status])} if status in RETRY_AFTER_SECONDS else None
+        return JSONResponse(body.model_dump(), status, headers)
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> JSONResponse:
+        return respond(_status(error), error_body(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+        param, message = _describe(error.errors())
+        return respond(400, _body(400, message, param, "invalid_value"))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code)
+        return respond(error.status_code, _body(error.status_code, str(error.detail), None, code))
+
+    @app.exception_handler(Exception)
+    async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
+        return respond(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+
+
+def _status(error: RequestError) -> int:
+    return STATUS.get(type(error), 400)
+
+
+def _body(status: int, message: str, param: str | None, code: str | None) -> ErrorResponse:
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
+    return ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
+
+
+def _describe(problems: Any) -> tuple[str | None, str]:
+    """The offending field and a sentence, from pydantic's list of problems. All of them are about the first field: the
+    others come in the next try."""
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return None, f"the body is not valid JSON: {first['ctx']['error']}"
+    if first["loc"] == ("body",):
+        return None, "the body must be a JSON object"
+    if first["type"] in ABOUT_NAMES:
+        param = ".".join(map(str, first["loc"][1:]))
+        return param, f"{param} {ABOUT_NAMES[first['type']]}"
+    param = _param(first["loc"])
+    alternatives = dict.fromkeys(problem["msg"] for problem in problems if _param(problem["loc"]) == param)
+    value = repr(first["input"])
+    shown = value if len(value) <= SHOWN_VALUE_LENGTH else value[:SHOWN_VALUE_LENGTH] + "..."
+    return param, f"{param}: {' or '.join(alternatives)}, it is {shown}"
+
+
+def _param(location: tuple[str | int, ...]) -> str:
+    """The field's dotted name. What follows it in the location names alternatives of its type."""
+    return ".".join(
+        map(str, itertools.takewhile(lambda part: isinstance(part, int) or part in FIELD_NAMES, location[1:]))
+    )

@@ -1,0 +1,96 @@
+"""The three routes that generate: /generate, /v1/completions and /v1/chat/completions."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from jinja2 import TemplateError
+
+from service.api.admission import admit
+from service.api.answers import ChatFormat, CompletionFormat, GenerateFormat
+from service.api.respond import respond
+from service.api.schemas import (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    ErrorResponse,
+    GenerateRequest,
+    GenerateResponse,
+    StreamOptions,
+)
+from service.api.state import Server, ServerDep
+from service.errors import RequestError
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorResponse, "description": "The request cannot be served as it stands"},
+    404: {"model": ErrorResponse, "description": "Another model was asked for"},
+    429: {"model": ErrorResponse, "description": "Too many requests are waiting; see Retry-After"},
+    500: {"model": ErrorResponse, "description": "Generation failed"},
+    503: {"model": ErrorResponse, "description": "The model is still loading, or the server is shutting down"},
+}
+
+router = APIRouter(tags=["generation"], responses=ERRORS)
+
+
+@router.post("/generate", response_model=GenerateResponse)
+async def generate(body: GenerateRequest, request: Request, server: ServerDep) -> Response:
+    """Generate text after a prompt: the server's own shape, with timing and token ids."""
+    server.check_model(body.model)
+    handle = await admit(server, body.prompt, body, id_prefix="gen", max_tokens=body.max_tokens)
+    return await respond(request, server, handle, GenerateFormat(), stream=bool(body.stream))
+
+
+@router.post("/v1/completions", response_model=CompletionResponse)
+async def completions(body: CompletionRequest, request: Request, server: ServerDep) -> Response:
+    """Generate text after a prompt, in OpenAI's shape."""
+    server.check_model(body.model)
+    handle = await admit(server, body.prompt, body, id_prefix="cmpl", max_tokens=body.max_tokens)
+    answer = CompletionFormat(include_usage=_include_usage(body.stream_options, body.stream))
+    return await respond(request, server, handle, answer, stream=bool(body.stream))
+
+
+@router.post("/v1/chat/completions", response_model=ChatResponse)
+async def chat(body: ChatRequest, request: Request, server: ServerDep) -> Response:
+    """Answer a conversation, in OpenAI's shape."""
+    server.check_model(body.model)
+    answer = ChatFormat(include_usage=_include_usage(body.stream_options, body.stream))
+    handle = await admit(
+        server,
+        _render(server, body),
+        body,
+        id_prefix="chatcmpl",
+        max_tokens=_max_tokens(body),
+        add_special_tokens=False,
+    )
+    return await respond(request, server, handle, answer, stream=bool(body.stream))
+
+
+def _include_usage(options: StreamOptions | None, stream: bool | None) -> bool:
+    if options is not None and not stream:
+        raise RequestError("stream_options goes only with stream: true", param="stream_options")
+    return options is not None and bool(options.include_usage)
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise RequestError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
+            param="max_completion_tokens",
+        )
+    return body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
+
+
+def _render(server: Server, body: ChatRequest) -> str:
+    """The conversation as the model's chat template writes it."""
+    tokenizer = server.require_loaded().tokenizer
+    if tokenizer.chat_template is None:
+        raise RequestError(f"{server.inspected.name} has no chat template: use /v1/completions", param="messages")
+    try:
+        text = tokenizer.apply_chat_template(
+            [message.model_dump() for message in body.messages], add_generation_prompt=True, tokenize=False
+        )
+    except TemplateError as error:
+        raise RequestError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+    assert isinstance(text, str)
+    return text

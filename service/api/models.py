@@ -1,0 +1,69 @@
+"""Routes about the model: what is served, what a text's tokens are, which plan a request would get."""
+
+from fastapi import APIRouter
+
+from service.api.admission import choose_plan, tokenize
+from service.api.generating import ERRORS
+from service.api.schemas import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    PlanRequest,
+    PlanResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from service.api.state import ServerDep
+from service.errors import RequestError
+from service.scaling.explain import explain
+
+router = APIRouter(tags=["model"], responses={status: ERRORS[status] for status in (400, 503)})
+
+
+@router.get("/v1/models")
+async def models(server: ServerDep) -> ModelList:
+    """The served model, with the lengths, schemes and factors that requests can use."""
+    policy = server.inspected.policy
+    return ModelList(
+        data=[
+            ModelCard(
+                id=server.inspected.name,
+                created=server.started,
+                max_model_len=policy.max_length,
+                native_length=policy.native_length,
+                rope_schemes=list(policy.schemes),
+                rope_factors=list(policy.ladder),
+            )
+        ]
+    )
+
+
+@router.post("/tokenize")
+async def tokenize_text(body: TokenizeRequest, server: ServerDep) -> TokenizeResponse:
+    """The token ids of a text."""
+    loaded = server.require_loaded()
+    tokens = await tokenize(loaded, body.prompt, add_special_tokens=body.add_special_tokens) if body.prompt else []
+    return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=server.inspected.policy.max_length)
+
+
+@router.post("/detokenize")
+async def detokenize_tokens(body: DetokenizeRequest, server: ServerDep) -> DetokenizeResponse:
+    """The text of token ids, special tokens included."""
+    loaded = server.require_loaded()
+    tokens = await tokenize(loaded, body.tokens, add_special_tokens=False) if body.tokens else []
+    return DetokenizeResponse(prompt=loaded.tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+@router.post("/v1/rope/plan")
+async def rope_plan(body: PlanRequest, server: ServerDep) -> PlanResponse:
+    """The plan that a request would get, and why, without running it."""
+    if (body.prompt is None) == (body.prompt_tokens is None):
+        raise RequestError("give either prompt or prompt_tokens", param="prompt")
+    if body.prompt is not None:
+        tokens = len(await tokenize(server.require_loaded(), body.prompt, add_special_tokens=True))
+    else:
+        assert body.prompt_tokens is not None
+        tokens = body.prompt_tokens
+    choice = choose_plan(server, tokens, body.max_tokens, body.rope)
+    return PlanResponse(**explain(choice, server.inspected.policy), prompt_tokens=tokens)

@@ -1,0 +1,126 @@
+"""From an admitted request's events to an HTTP answer, whole or streamed.
+
+A client that goes away cancels its request. Knows events and shapes; does not know how a request is admitted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+
+from service.api.answers import AnswerFormat, Ending, Header
+from service.api.errors import error_body
+from service.api.state import Server
+from service.core import FinishEvent, FinishReason, TokenEvent
+from service.engine.handle import RequestHandle
+from service.errors import CancelledError, GenerationError
+
+KEEPALIVE = format_sse_event(comment="keep-alive")
+
+
+async def respond(
+    request: Request, server: Server, handle: RequestHandle, answer: AnswerFormat, *, stream: bool
+) -> Response:
+    """Answer a request that has been admitted.
+
+    Args:
+        request: watched for the client's going away.
+        server: gives names and settings.
+        handle: the admitted request.
+        answer: the route's shapes.
+        stream: as server-sent events rather than in one piece.
+
+    Raises:
+        GenerationError, CancelledError: the request ended badly; in a stream it is the last event instead.
+    """
+    header = Header(handle.sequence.request_id, server.inspected.name, server.inspected.policy.native_length)
+    if not stream:
+        return _json(answer.whole(await _collect(request, handle, header)))
+    events = _stream(handle, answer, header, server.settings.sse_keepalive_seconds)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _collect(request: Request, handle: RequestHandle, header: Header) -> Ending:
+    watcher = asyncio.create_task(_cancel_on_disconnect(request, handle))
+    try:
+        texts = []
+        async for event in handle.events():
+            texts.append(event.text)
+            if isinstance(event, FinishEvent):
+                _check_ended_well(event)
+                return Ending("".join(texts), handle.sequence, event, header)
+        raise AssertionError("a request ends in a FinishEvent")
+    finally:
+        watcher.cancel()
+        handle.cancel()
+
+
+async def _cancel_on_disconnect(request: Request, handle: RequestHandle) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    handle.cancel()
+
+
+async def _stream(
+    handle: RequestHandle, answer: AnswerFormat, header: Header, keepalive_seconds: float
+) -> AsyncIterator[bytes]:
+    """Server-sent events. Starlette closes this iterator when the client goes away."""
+    try:
+        for first in answer.begin(header):
+            yield _event(first)
+        async for event in _with_keepalive(handle, keepalive_seconds):
+            for part in _parts(event, answer, handle, header):
+                yield _event(part)
+        if answer.closing is not None:
+            yield format_sse_event(data_str=answer.closing)
+    finally:
+        handle.cancel()
+
+
+async def _with_keepalive(handle: RequestHandle, seconds: float) -> AsyncIterator[TokenEvent | FinishEvent | None]:
+    """The handle's events, and None whenever there was none for so many seconds."""
+    event: TokenEvent | FinishEvent | None = None
+    while not isinstance(event, FinishEvent):
+        try:
+            event = await asyncio.wait_for(handle.next_event(), seconds)
+        except TimeoutError:
+            event = None
+        yield event
+
+
+def _parts(
+    event: TokenEvent | FinishEvent | None, answer: AnswerFormat, handle: RequestHandle, header: Header
+) -> list[BaseModel | None]:
+    match event:
+        case None:
+            return [None]
+        case TokenEvent():
+            return list(answer.token(header, event.token_id, event.text))
+        case FinishEvent():
+            try:
+                _check_ended_well(event)
+            except (GenerationError, CancelledError) as error:
+                return [error_body(error)]
+            return list(answer.end(Ending(event.text, handle.sequence, event, header)))
+
+
+def _check_ended_well(event: FinishEvent) -> None:
+    if event.reason == FinishReason.ERROR:
+        raise GenerationError(f"generation failed: {event.error or 'the engine has stopped'}")
+    if event.reason == FinishReason.CANCELLED:
+        raise CancelledError("the request was cancelled before its end")
+
+
+def _event(part: BaseModel | None) -> bytes:
+    return KEEPALIVE if part is None else format_sse_event(data_str=_dump(part))
+
+
+def _json(body: BaseModel) -> Response:
+    return Response(_dump(body), media_type=JSONResponse.media_type)
+
+
+def _dump(body: BaseModel) -> str:
+    return body.model_dump_json()

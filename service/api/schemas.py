@@ -1,0 +1,322 @@
+"""What goes over the wire: requests, answers and their limits. Knows JSON shapes; does not know how they are served.
+
+Unknown fields are refused. `user` is the one field that is accepted and does nothing.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
+
+Probability = Annotated[float, Field(allow_inf_nan=False)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Prompt = Annotated[str, Field(min_length=1)] | TokenIds
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+Value = TypeVar("Value")
+Omitted = Annotated[Value | None, Field(exclude_if=lambda value: value is None)]
+"""A field of an answer that is left out where it has nothing to say."""
+
+
+class RequestModel(BaseModel):
+    """A request body, or a part of one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RopeWishFields(RequestModel):
+    """The positional plan that a request asks for; what is left out is the server's choice."""
+
+    scheme: str | None = Field(None, description="a scaling scheme, as GET /v1/models lists them")
+    mode: Literal["native", "static", "dynamic"] | None = Field(None, description="how the plan covers the request")
+    factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="a factor of the server's ladder")
+    growth: Literal["stop"] | None = Field(None, description="what happens when the plan is outgrown")
+
+
+class SamplingFields(RequestModel):
+    """What all three generating routes take."""
+
+    model: str | None = Field(None, description="must be the served model's name where given")
+    max_tokens: int | None = Field(None, ge=1, description="default: all that remains below the maximum length")
+    min_tokens: int = Field(0, ge=0, description="no end token or stop string counts before so many tokens")
+    temperature: Probability | None = Field(None, ge=0, le=2, description="0 is greedy; default: the model's, else 1")
+    top_p: Probability | None = Field(None, gt=0, le=1, description="default: the model's, else 1")
+    top_k: int | None = Field(None, ge=0, description="0 keeps all; default: the model's, else 0")
+    min_p: Probability | None = Field(None, ge=0, le=1, description="default: the model's, else 0")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="makes sampling repeatable")
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
+        None, description="strings that end the text; they are not part of it"
+    )
+    ignore_eos: bool = Field(False, description="generate on past the model's end tokens")
+    n: Literal[1] | None = Field(None, description="only 1 is supported")
+    stream: bool | None = Field(None, description="send the answer as server-sent events")
+    rope: RopeWishFields | None = Field(None, description="the positional plan that the request asks for")
+    user: str | None = Field(None, description="accepted and not used")
+
+
+class StreamOptions(RequestModel):
+    """Options of a stream."""
+
+    include_usage: bool | None = Field(None, description="send one more chunk, with the usage, at the end")
+
+
+class GenerateRequest(SamplingFields):
+    """Body of POST /generate."""
+
+    prompt: Prompt = Field(description="text, or token ids")
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompt = Field(description="text, or token ids")
+    stream_options: StreamOptions | None = None
+
+
+class ChatMessage(RequestModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of max_tokens")
+    stream_options: StreamOptions | None = None
+
+
+class PlanRequest(RequestModel):
+    """Body of POST /v1/rope/plan: a prompt, or only its length."""
+
+    prompt: Prompt | None = Field(None, description="text, or token ids")
+    prompt_tokens: int | None = Field(None, ge=1, description="the prompt's length, instead of the prompt")
+    max_tokens: int | None = Field(None, ge=1, description="default: all that remains below the maximum length")
+    rope: RopeWishFields | None = None
+
+
+class TokenizeRequest(RequestModel):
+    """Body of POST /tokenize."""
+
+    prompt: str
+    add_special_tokens: bool = Field(True, description="add what the model's tokenizer puts around a text")
+
+
+class DetokenizeRequest(RequestModel):
+    """Body of POST /detokenize."""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+FIELD_NAMES = frozenset(
+    name
+    for model in (GenerateRequest, CompletionRequest, ChatRequest, PlanRequest, TokenizeRequest, DetokenizeRequest)
+    for part in (model, RopeWishFields, StreamOptions, ChatMessage)
+    for name in part.model_fields
+)
+"""Every field that a request can have."""
+
+
+class RopeInfo(BaseModel):
+    """The positional plan that a request ran under."""
+
+    scheme: str
+    mode: str
+    factor: float
+    growth: str
+    reason: str
+    rerotations: int = Field(description="how often the cached keys were moved to another plan")
+    native_length: int = Field(description="tokens the model was trained to use")
+    max_length: int = Field(description="tokens the plan covers")
+
+
+class Usage(BaseModel):
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TimingInfo(BaseModel):
+    """Where a request spent its time, in seconds."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    time_to_first_token_seconds: float
+    total_seconds: float
+
+
+class GenerateResponse(BaseModel):
+    """Answer of POST /generate; in a stream, the last event, with the rest of the text and of the tokens."""
+
+    id: str
+    model: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    usage: Usage
+    rope: RopeInfo
+    timing: TimingInfo
+
+
+class GenerateChunk(BaseModel):
+    """An event of POST /generate before the last."""
+
+    id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: None = None
+
+
+class CompletionChoice(BaseModel):
+    """One text of a completion."""
+
+    index: int = 0
+    text: str
+    logprobs: None = None
+    finish_reason: str | None
+
+
+class CompletionResponse(BaseModel):
+    """Answer of POST /v1/completions; also the shape of each chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Omitted[Usage] = None
+    rope: Omitted[RopeInfo] = None
+
+
+class ChatAnswer(BaseModel):
+    """The message that the model wrote."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer of a chat."""
+
+    index: int = 0
+    message: ChatAnswer
+    logprobs: None = None
+    finish_reason: str
+
+
+class ChatResponse(BaseModel):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    rope: RopeInfo
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to the message."""
+
+    role: Omitted[Literal["assistant"]] = None
+    content: Omitted[str] = None
+
+
+class ChatChunkChoice(BaseModel):
+    """One answer's part of a chunk."""
+
+    index: int = 0
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(BaseModel):
+    """One chunk of a streamed chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Omitted[Usage] = None
+    rope: Omitted[RopeInfo] = None
+
+
+class TokenizeResponse(BaseModel):
+    """Answer of POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeResponse(BaseModel):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+class ModelCard(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ropewalk"
+    max_model_len: int
+    native_length: int
+    rope_schemes: list[str]
+    rope_factors: list[float]
+
+
+class ModelList(BaseModel):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class PlanResponse(BaseModel):
+    """Answer of POST /v1/rope/plan."""
+
+    model_config = ConfigDict(extra="allow")
+
+    scheme: str
+    mode: str
+    factor: float
+    growth: str
+    attention_factor: float
+    inv_freq: list[float]
+    native_length: int
+    max_length: int
+    plan_max_length: int
+    reason: str
+    max_tokens: int
+    ladder: list[float]
+    prompt_tokens: int
+    pairs: list[dict[str, Any]]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """An error, in the shape that OpenAI's clients expect."""
+
+    error: ErrorBody

@@ -1,0 +1,180 @@
+"""From settings to a server's parts: the one place where concrete objects are assembled.
+
+Two stages: `inspect` reads config.json only, so that a model that cannot be served is refused before a port is opened;
+`load` reads the weights, which takes longer.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from model_patches.attention import page_size_for, uses_varlen
+from model_patches.errors import ModelError
+from model_patches.geometry import read_geometry
+from model_patches.loading.cache import default_cache_dir
+from model_patches.loading.checkpoint import check_config, read_config
+from model_patches.loading.embedded import DEFAULT_MODEL_NAME
+from model_patches.loading.generation import GenerationDefaults
+from model_patches.loading.load import load_model
+from model_patches.loading.source import resolve_model
+from model_patches.patch import PatchedModel
+from service.cache.pages import PageAllocator
+from service.cache.pool import CacheShape, allocate_pool
+from service.cache.sizing import choose_num_pages
+from service.engine.detokenize import Detokenizer
+from service.engine.engine import Engine
+from service.engine.runner import ModelRunner, warm_up
+from service.engine.thread import EngineThread
+from service.errors import StartupError
+from service.metrics import Metrics
+from service.scaling.policy import Policy
+from service.scheduler.scheduler import Scheduler
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class InspectedModel:
+    """A model whose config has been read and accepted; no weights yet."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class LoadedServer:
+    """What requests need: a running engine and what goes with its model."""
+
+    engine: EngineThread
+    tokenizer: PreTrainedTokenizerFast
+    generation: GenerationDefaults
+    vocabulary: int
+    cache_tokens: int
+
+
+def inspect(settings: Settings) -> InspectedModel:
+    """Find the model and read its config.
+
+    Raises:
+        StartupError: it cannot be found or served, or a setting does not go with it.
+    """
+    try:
+        folder = resolve_model(
+            settings.model,
+            cache_dir=default_cache_dir(),
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        config = read_config(folder)
+        check_config(config, trust_remote_code=settings.trust_remote_code)
+        geometry = read_geometry(config)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    policy = Policy(
+        geometry,
+        native_length=settings.native_length,
+        max_length=settings.max_model_len,
+        reserve=settings.rope_reserve,
+        growth=settings.growth,
+    )
+    return InspectedModel(settings.served_model_name or _name(settings.model), folder, config, policy)
+
+
+def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
+    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+
+    Raises:
+        StartupError: it cannot be done; the message says what is missing.
+    """
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device, inspected.config)
+    try:
+        loaded = load_model(inspected.folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
+        model = PatchedModel(loaded.model, inspected.policy.geometry.rotary_dim)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    shape = CacheShape(
+        layers=model.layers,
+        page_size=page_size_for(device, dtype),
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=_kv_dtype(settings.kv_cache_dtype, device, dtype),
+    )
+    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, inspected.policy.max_length)
+    pages = PageAllocator(num_pages, shape.page_size)
+    scheduler = Scheduler(pages, max_running=settings.max_running, max_batch_tokens=settings.max_batch_tokens)
+    runner = ModelRunner(model, allocate_pool(shape, num_pages, device))
+    tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
+    engine = EngineThread(
+        Engine(runner, scheduler, lambda: Detokenizer(tokenizer), metrics, shape.page_bytes), settings.max_queued
+    )
+    warm_up(runner, pages, inspected.policy)
+    engine.start()
+    _log_ready(inspected, shape, num_pages, device, dtype)
+    return LoadedServer(
+        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, num_pages * shape.page_size
+    )
+
+
+def _name(model: str | None) -> str:
+    if model is None:
+        return DEFAULT_MODEL_NAME
+    path = Path(model)
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device is cuda, but torch sees no CUDA device")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
+    if name == "auto":
+        asked = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        name = "bfloat16" if asked == "float16" and device.type == "cpu" else asked
+    if name == "float16" and device.type == "cpu":
+        raise StartupError("dtype float16 has no fast path on a CPU: use bfloat16 or float32")
+    dtype = getattr(torch, name, None)
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise StartupError(f"dtype {name!r} in the model's config is not supported: use bfloat16, float16 or float32")
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    chosen = KV_DTYPES.get(name, dtype)
+    if chosen != dtype and uses_varlen(device, dtype):
+        raise StartupError(f"kv-cache-dtype {name} must be the model's own ({dtype}) on CUDA in half precision")
+    return chosen
+
+
+def _log_ready(
+    inspected: InspectedModel, shape: CacheShape, num_pages: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    policy = inspected.policy
+    tokens = num_pages * shape.page_size
+    logger.info(
+        "%s on %s in %s: native length %d, maximum length %d, ladder %s",
+        *(inspected.name, device, dtype, policy.native_length, policy.max_length),
+        ", ".join(f"{factor:g}" for factor in policy.ladder),
+    )
+    logger.info(
+        "cache: %d pages of %d tokens, %d tokens, %.2f GiB: %.1f requests of the maximum length",
+        *(num_pages, shape.page_size, tokens, num_pages * shape.page_bytes / 2**30, tokens / policy.max_length),
+    )

@@ -1,0 +1,49 @@
+"""The memory of the rotated-key cache: one pool of pages for each layer, and how large it is. Knows tensors; does not
+know which sequence holds which page."""
+
+from dataclasses import dataclass
+
+import torch
+
+from model_patches.attention import KeyValuePages
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The shape of a cache.
+
+    Attributes:
+        layers: attention layers.
+        page_size: tokens in one page.
+        kv_heads: key (and value) heads of one layer.
+        head_dim: dimensions of a head.
+        dtype: of keys and values.
+    """
+
+    layers: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, keys and values."""
+        return 2 * self.layers * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
+    """Reserve memory for a pool of pages.
+
+    On a CPU the operating system provides the memory only as pages are first written.
+
+    Returns:
+        One entry for each layer; keys and values are [num_pages, page_size, kv_heads, head_dim].
+    """
+    size = (num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
+    return [
+        KeyValuePages(
+            torch.empty(size, dtype=shape.dtype, device=device), torch.empty(size, dtype=shape.dtype, device=device)
+        )
+        for _ in range(shape.layers)
+    ]

@@ -1,0 +1,51 @@
+"""How many pages the cache gets. Knows memory; does not know what is kept in it."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from service.cache.pool import CacheShape
+from service.errors import StartupError
+
+CPU_SHARE = 0.25  # of the memory that is free; the process, other programs and the file cache need the rest
+CUDA_SHARE = 0.85  # of the device memory that is free once the model is loaded
+
+
+def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | None, max_length: int) -> int:
+    """Pages for a cache.
+
+    Args:
+        shape: of the cache.
+        device: where it lives.
+        memory: bytes to use; None for a share of what is free.
+        max_length: tokens of the longest request, which must fit.
+
+    Raises:
+        StartupError: the longest request does not fit.
+    """
+    asked = memory if memory is not None else _default_memory(device)
+    num_pages = asked // shape.page_bytes
+    needed = -(-max_length // shape.page_size)
+    if num_pages < needed:
+        source = "kv-cache-memory" if memory is not None else "the share of the free memory that the cache takes"
+        raise StartupError(
+            f"{source} is {asked} bytes, which holds {num_pages * shape.page_size} tokens; "
+            f"one request of the maximum length {max_length} needs {needed * shape.page_bytes} bytes: "
+            "raise kv-cache-memory or lower max-model-len"
+        )
+    return num_pages
+
+
+def _default_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    return int(min(psutil.virtual_memory().available, _container_memory()) * CPU_SHARE)
+
+
+def _container_memory() -> float:
+    """The memory limit of the control group, in bytes: what Kubernetes and Docker set. Infinite without one."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return float("inf") if text == "max" else float(text)

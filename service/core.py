@@ -1,0 +1,148 @@
+"""The nouns of the engine: what a request asks for, what becomes of it, and what it reports back.
+
+Verbs live elsewhere. The stage that sets a field is named beside it. No torch here.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+
+from service.scaling.policy import PlanChoice
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every admitted request ends for exactly one of them."""
+
+    STOP = "stop"  # an end token or a stop string
+    LENGTH = "length"  # max_tokens, or the end of its plan
+    CANCELLED = "cancelled"  # the client went away, or the server is stopping
+    ERROR = "error"  # the step that computed it failed
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 keeps all.
+        top_p: 1 keeps all.
+        min_p: least probability relative to the likeliest token; 0 keeps all.
+        seed: of the request's own random stream; None draws one.
+        max_tokens: at most so many tokens are generated.
+        min_tokens: no end token or stop string counts before so many tokens.
+        stop: strings that end the text; they are not part of it.
+        end_token_ids: tokens that end the text; empty under `ignore_eos`.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    end_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where a finished request spent its time, in seconds.
+
+    Attributes:
+        queue: from arrival to the first step.
+        prefill: from the first step to the first token.
+        decode: from the first token to the last.
+        first_token: from arrival to the first token.
+        total: from arrival to the end.
+    """
+
+    queue: float
+    prefill: float
+    decode: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One more token and the text that it completed: perhaps none, while a character or a stop string is under way."""
+
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The one terminal event of a request.
+
+    Attributes:
+        text: text that was held back until the end was known.
+        error: what went wrong, for `FinishReason.ERROR`.
+    """
+
+    reason: FinishReason
+    text: str
+    timing: Timing
+    error: str | None = None
+
+
+Event = TokenEvent | FinishEvent
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way through the engine; compared by identity.
+
+    Attributes:
+        request_id: unique among the live requests.
+        prompt: token ids.
+        choice: the plan it runs under, why, and how much may be generated.
+        sampling: how tokens are chosen.
+        deliver: called by the engine's thread with each event; must not block.
+    """
+
+    request_id: str
+    prompt: list[int]
+    choice: PlanChoice
+    sampling: SamplingParams
+    deliver: Callable[[Event], None]
+    arrival_time: float = field(default_factory=time.monotonic)
+    random: Random = field(init=False)
+
+    # scheduler
+    num_computed: int = 0  # tokens whose keys and values are in the pages
+    pages: list[int] = field(default_factory=list)
+    deadline: int = 0  # on the scheduler's clock of prefilled tokens
+    scheduled_time: float | None = None
+
+    # engine, after each step
+    output: list[int] = field(default_factory=list)
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.sampling.seed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens that still need a forward pass: 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_tokens_at_most(self) -> int:
+        """The longest that this sequence can become."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Known tokens from start to stop (exclusive), counted over prompt and output together."""
+        length = len(self.prompt)
+        return self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]

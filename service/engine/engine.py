@@ -1,0 +1,155 @@
+"""One step after another: schedule, run, sample, report. Single-threaded; `service.engine.thread` gives it its thread.
+
+Knows sequences, the scheduler and a runner. Does not know HTTP, asyncio or the model's insides.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from service.core import FinishEvent, FinishReason, Sequence, Timing, TokenEvent
+from service.engine import sampler
+from service.engine.detokenize import StopStrings, TextStream
+from service.engine.runner import Runner
+from service.metrics import Metrics
+from service.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns the live sequences. Each that is added ends in exactly one `FinishEvent`, and its pages return."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        new_text_stream: Callable[[], TextStream],
+        metrics: Metrics,
+        page_bytes: int,
+    ) -> None:
+        """
+        Args:
+            runner: computes a step.
+            scheduler: chooses a step.
+            new_text_stream: makes a detokeniser for one sequence.
+            metrics: counts what happens.
+            page_bytes: bytes of one page of the cache, for the metrics.
+        """
+        self.scheduler = scheduler
+        self._runner = runner
+        self._new_text_stream = new_text_stream
+        self._metrics = metrics
+        self._page_bytes = page_bytes
+        self._live: dict[Sequence, tuple[TextStream, StopStrings]] = {}
+        pages = scheduler.pages
+        metrics.cache_bytes.set(pages.num_pages * page_bytes)
+        metrics.cache_tokens.set(pages.num_pages * pages.page_size)
+
+    def add(self, sequence: Sequence) -> None:
+        """Admit a sequence. It must fit the cache whole."""
+        self._live[sequence] = (self._new_text_stream(), StopStrings(sequence.sampling.stop))
+        self.scheduler.add(sequence)
+        self._metrics.observe_admission(sequence)
+        self._observe_load()
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence before its time; one that has ended already is left alone."""
+        if sequence in self._live:
+            self._finish(sequence, FinishReason.CANCELLED)
+        self._observe_load()
+
+    def end_all(self, reason: FinishReason) -> None:
+        """End every live sequence."""
+        for sequence in list(self._live):
+            self._finish(sequence, reason)
+        self._observe_load()
+
+    def step(self) -> bool:
+        """Compute one step. An error in it ends the sequences of that step and no others.
+
+        Returns:
+            False when there was nothing to do.
+        """
+        step = self.scheduler.schedule()
+        if not step:
+            self.scheduler.pages.check()
+            return False
+        try:
+            chosen = self._choose_tokens(step)
+        except Exception as error:
+            logger.exception("a step of %d requests failed", len(step))
+            self._metrics.step_failures.inc()
+            for sequence in step:
+                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while computing a step")
+        else:
+            for sequence, token in chosen:
+                self._advance_or_fail(sequence, token)
+            self._metrics.iteration_tokens.observe(sum(step.values()))
+            self._metrics.iteration_plans.observe(len({sequence.choice.plan for sequence in step}))
+        self._observe_load()
+        return True
+
+    def _choose_tokens(self, step: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
+        logits = self._runner.forward(step)
+        ready = self.scheduler.complete(step)
+        sampler.forbid_early_ends(logits, ready)
+        tensors = sampler.prepare(ready, logits.shape[-1], logits.device)
+        return list(zip(ready, sampler.sample(logits, tensors), strict=True))
+
+    def _advance_or_fail(self, sequence: Sequence, token: int) -> None:
+        try:
+            self._advance(sequence, token)
+        except Exception as error:
+            logger.exception("request %s failed on token %d", sequence.request_id, token)
+            self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while decoding a token")
+
+    def _advance(self, sequence: Sequence, token: int) -> None:
+        """Append a token to its sequence and report it; end the sequence if that was the last."""
+        now = time.monotonic()
+        self._metrics.observe_token(sequence, now)
+        sequence.first_token_time = sequence.first_token_time or now
+        sequence.last_token_time = now
+        sequence.output.append(token)
+        sampling = sequence.sampling
+        if token in sampling.end_token_ids:
+            sequence.deliver(TokenEvent(token, ""))
+            self._finish(sequence, FinishReason.STOP)
+            return
+        stream, stops = self._live[sequence]
+        text, stopped = stream.push(token), False
+        if len(sequence.output) >= sampling.min_tokens:
+            text, stopped = stops.push(text)
+        sequence.deliver(TokenEvent(token, text))
+        if stopped:
+            self._finish(sequence, FinishReason.STOP)
+        elif len(sequence.output) == sampling.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """The one place where a sequence ends."""
+        _, stops = self._live.pop(sequence)
+        self.scheduler.remove(sequence)
+        event = FinishEvent(reason, stops.flush(), _timing(sequence, time.monotonic()), error)
+        self._metrics.observe_end(sequence, event)
+        sequence.deliver(event)
+
+    def _observe_load(self) -> None:
+        pages, metrics = self.scheduler.pages, self._metrics
+        metrics.running.set(len(self.scheduler.running))
+        metrics.waiting.set(len(self.scheduler.waiting))
+        metrics.cache_usage.set(pages.num_used / pages.num_pages)
+        metrics.cache_used_bytes.set(pages.num_used * self._page_bytes)
+
+
+def _timing(sequence: Sequence, now: float) -> Timing:
+    """Split a sequence's life; a stage that it never reached ends now."""
+    scheduled = sequence.scheduled_time or now
+    first = sequence.first_token_time or now
+    return Timing(
+        queue=scheduled - sequence.arrival_time,
+        prefill=first - scheduled,
+        decode=(sequence.last_token_time or now) - first,
+        first_token=first - sequence.arrival_time,
+        total=now - sequence.arrival_time,
+    )

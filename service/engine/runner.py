@@ -1,0 +1,53 @@
+"""Runs the model for one step. Knows the model and its pool of pages; does not choose what runs or what follows."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from model_patches.attention import KeyValuePages
+from model_patches.patch import PatchedModel
+from service import core
+from service.cache.pages import PageAllocator
+from service.engine import batch
+from service.scaling.policy import Policy
+
+
+class Runner(Protocol):
+    """What the engine needs of a model; a test puts a fake one here."""
+
+    def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
+        """Compute a step in one pass of the model.
+
+        Args:
+            step: how many tokens of each sequence to compute; their pages are allocated.
+
+        Returns:
+            float32 logits [R, vocabulary] for the sequences that have no uncomputed token left, in the step's order.
+        """
+        ...
+
+
+class ModelRunner:
+    """The runner over a patched model and a pool of pages."""
+
+    def __init__(self, model: PatchedModel, layers: list[KeyValuePages]) -> None:
+        self.model = model
+        self.layers = layers
+
+    def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
+        tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device)
+        return self.model.forward(
+            tensors.token_ids, tensors.positions, tensors.plan_rows, tensors.logits_at, tensors.batch
+        )
+
+
+def warm_up(runner: Runner, pages: PageAllocator, policy: Policy) -> None:
+    """Run one short prefill and one decode, so that no request pays for what happens only once."""
+    choice = policy.choose(1, 1)
+    sequence = core.Sequence("warm-up", [0, 0], choice, core.SamplingParams(max_tokens=1), deliver=lambda _: None)
+    sequence.pages = pages.allocate(1)
+    runner.forward({sequence: 2})
+    sequence.num_computed = 1
+    runner.forward({sequence: 1})
+    pages.release(sequence.pages)

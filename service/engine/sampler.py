@@ -1,0 +1,102 @@
+"""From logits to tokens. `prepare` turns sequences into tensors, `sample` turns tensors into token ids.
+
+Filters come in transformers' order: temperature, top_k, top_p, min_p. Each request draws from a random stream of its
+own, one number a token, so that its choices do not depend on what else is in the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from service import core
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """The sampled rows of one step; greedy rows are not among them.
+
+    Attributes:
+        rows: int64 [S], which rows of the logits are sampled.
+        temperature: float32 [S, 1], above 0.
+        top_k: int64 [S, 1], 1 to the vocabulary's size.
+        top_p: float32 [S, 1].
+        min_p: float32 [S, 1].
+        draws: float64 [S, 1], uniform in [0, 1).
+    """
+
+    rows: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    draws: torch.Tensor
+
+
+def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.device) -> SamplingTensors | None:
+    """Collect the sampling parameters of the rows that are sampled and draw a random number for each.
+
+    Returns:
+        None when every row is greedy.
+    """
+    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
+    if not rows:
+        return None
+    sampled = [sequences[row] for row in rows]
+
+    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    return SamplingTensors(
+        rows=torch.tensor(rows, device=device),
+        temperature=column([s.sampling.temperature for s in sampled]),
+        top_k=column([min(s.sampling.top_k or vocabulary, vocabulary) for s in sampled], torch.int64),
+        top_p=column([s.sampling.top_p for s in sampled]),
+        min_p=column([s.sampling.min_p for s in sampled]),
+        draws=column([s.random.random() for s in sampled], torch.float64),
+    )
+
+
+def forbid_early_ends(logits: torch.Tensor, sequences: Sequence[core.Sequence]) -> None:
+    """Rule out, in place, the end tokens of each sequence that has fewer than min_tokens tokens."""
+    for row, sequence in enumerate(sequences):
+        if len(sequence.output) < sequence.sampling.min_tokens and sequence.sampling.end_token_ids:
+            logits[row, list(sequence.sampling.end_token_ids)] = -torch.inf
+
+
+def sample(logits: torch.Tensor, tensors: SamplingTensors | None) -> list[int]:
+    """Choose one token for each row.
+
+    Args:
+        logits: float32 [R, vocabulary].
+        tensors: the sampled rows; the others take the likeliest token.
+    """
+    chosen = logits.argmax(dim=-1)
+    if tensors is not None:
+        chosen[tensors.rows] = _draw(_filter(logits[tensors.rows] / tensors.temperature, tensors), tensors.draws)
+    return chosen.tolist()
+
+
+def _filter(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
+    """Probabilities [S, vocabulary] after top_k, top_p and min_p, not renormalised."""
+    vocabulary = logits.shape[-1]
+    widest = int(tensors.top_k.max())
+    if widest < vocabulary:
+        kth = logits.topk(widest).values.gather(-1, tensors.top_k - 1)
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    probabilities = logits.softmax(dim=-1)
+    if bool((tensors.top_p < 1).any()):
+        ordered, order = probabilities.sort(dim=-1, descending=True)
+        mass_before = ordered.cumsum(dim=-1) - ordered
+        dropped = (mass_before >= tensors.top_p).scatter(-1, order, mass_before >= tensors.top_p)
+        dropped.scatter_(-1, order[:, :1], False)
+        probabilities = probabilities.masked_fill(dropped, 0.0)
+    least = tensors.min_p * probabilities.amax(dim=-1, keepdim=True)
+    return probabilities.masked_fill(probabilities < least, 0.0)
+
+
+def _draw(probabilities: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """The token at which the cumulative probability first exceeds draw × total, int64 [S]."""
+    cumulative = probabilities.to(torch.float64).cumsum(dim=-1)
+    tokens = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)[:, 0]
+    return tokens.clamp_(max=probabilities.shape[-1] - 1)  # a draw next to 1 can round up to the total itself

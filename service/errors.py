@@ -1,0 +1,84 @@
+"""Errors that a client or an operator can cause, without any knowledge of HTTP.
+
+    RopewalkError
+    ├── StartupError              the server cannot start as configured
+    └── RequestError              one request is refused; carries param and code
+        ├── ContextLengthError    prompt, or prompt + max_tokens, above the maximum length
+        ├── WishError             the request's `rope` wish cannot be granted
+        ├── UnknownModelError     the request names a model that is not served here
+        ├── QueueFullError        the waiting queue is full; try again later
+        ├── NotReadyError         the model is still loading, or the server is draining
+        ├── GenerationError       an admitted request failed inside the engine
+        └── CancelledError        an admitted request was ended before its time
+
+`service.api.errors` maps each of them to one HTTP status.
+"""
+
+
+class RopewalkError(Exception):
+    """Root of all errors of this project."""
+
+
+class StartupError(RopewalkError):
+    """The server cannot start: an unsupported model, a setting out of range, a missing file."""
+
+
+class RequestError(RopewalkError):
+    """One request is refused.
+
+    Args:
+        message: says the field, the value and the limit.
+        param: dotted name of the offending field, None where no single field is to blame.
+        code: a stable machine-readable code, as in OpenAI's error objects.
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class ContextLengthError(RequestError):
+    """The request does not fit the maximum length."""
+
+    code = "context_length_exceeded"
+
+
+class WishError(RequestError):
+    """The request's `rope` wish cannot be granted; the message says what is allowed."""
+
+    code = "rope_not_available"
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is full."""
+
+    code = "queue_full"
+
+
+class NotReadyError(RequestError):
+    """The model is still loading, or the server is draining."""
+
+    code = "not_ready"
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class GenerationError(RequestError):
+    """An admitted request failed inside the engine."""
+
+    code = "generation_failed"
+
+
+class CancelledError(RequestError):
+    """An admitted request was ended because the server is shutting down, or because its client went away."""
+
+    code = "cancelled"

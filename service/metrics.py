@@ -1,0 +1,129 @@
+"""What Prometheus sees. Knows names, units and buckets; measures nothing itself.
+
+Everything lives in the registry that is passed in, so that two servers in one process do not share a number.
+"""
+
+import resource
+from collections.abc import Iterable
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.core import FinishEvent, FinishReason, Sequence
+
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+INTER_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_BUCKETS = tuple(float(2**power) for power in range(18))
+PLAN_BUCKETS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+
+class Metrics:
+    """All metrics of one server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        ProcessCollector(registry=registry)
+        registry.register(MemoryCollector())
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"ropewalk_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"ropewalk_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"ropewalk_{name}", text, buckets=buckets, registry=registry)
+
+        self.running = gauge("num_requests_running", "Requests in the running batch.")
+        self.waiting = gauge("num_requests_waiting", "Admitted requests that wait to run.")
+        self.cache_usage = gauge("kv_cache_usage_ratio", "Share of the cache's pages in use, 0 to 1.")
+        self.cache_used_bytes = gauge("kv_cache_used_bytes", "Bytes of the cache's pages in use.")
+        self.cache_bytes = gauge("kv_cache_bytes", "Bytes of all the cache's pages.")
+        self.cache_tokens = gauge("kv_cache_tokens", "Tokens that the cache can hold.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self.preemptions = counter("num_preemptions", "Times that a request gave its pages back to be computed later.")
+        self.finished = counter("request_success", "Requests ended, by reason.", "finished_reason")
+        self.planned = counter("request_plan", "Requests admitted, by positional plan.", "scheme", "mode", "factor")
+        self.refused = counter("request_refused", "Requests refused, by error code.", "code")
+        self.step_failures = counter("step_failures", "Steps of the engine that raised an error.")
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
+        )
+        self.inter_token = histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_BUCKETS
+        )
+        self.latency = histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS)
+        self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step.", REQUEST_BUCKETS)
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "From the first step to the first token.", REQUEST_BUCKETS
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "From the first token to the last.", REQUEST_BUCKETS
+        )
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS
+        )
+        self.iteration_tokens = histogram("iteration_tokens", "Tokens computed in one step.", TOKEN_BUCKETS)
+        self.iteration_plans = histogram("iteration_plans", "Different plans in one step.", PLAN_BUCKETS)
+        for reason in FinishReason:
+            self.finished.labels(reason.value)
+
+    def observe_admission(self, sequence: Sequence) -> None:
+        """Count a request under its plan."""
+        choice = sequence.choice
+        self.planned.labels(choice.plan.scheme, choice.mode, f"{choice.plan.factor:g}").inc()
+
+    def observe_token(self, sequence: Sequence, now: float) -> None:
+        """Count one generated token; the sequence still holds the time of the one before it."""
+        self.generation_tokens.inc()
+        if sequence.last_token_time is None:
+            self.first_token.observe(now - sequence.arrival_time)
+        else:
+            self.inter_token.observe(now - sequence.last_token_time)
+
+    def observe_end(self, sequence: Sequence, event: FinishEvent) -> None:
+        """Count a request that has ended. Times of stages that it never reached are not observed."""
+        self.finished.labels(event.reason.value).inc()
+        self.latency.observe(event.timing.total)
+        if sequence.scheduled_time is not None:
+            self.queue_time.observe(event.timing.queue)
+        if sequence.first_token_time is not None:
+            self.prefill_time.observe(event.timing.prefill)
+            self.decode_time.observe(event.timing.decode)
+            self.prompt_tokens.inc(len(sequence.prompt))
+            self.request_prompt_tokens.observe(len(sequence.prompt))
+            self.request_generation_tokens.observe(len(sequence.output))
+
+
+class MemoryCollector(Collector):
+    """Memory of the process and of each CUDA device, read when Prometheus asks."""
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield GaugeMetricFamily("ropewalk_process_memory_peak_bytes", "Largest resident memory so far.", value=peak)
+        if torch.cuda.device_count() == 0:
+            return
+        readings = (
+            ("allocated", "Device memory held by tensors.", torch.cuda.memory_allocated),
+            ("reserved", "Device memory held by the allocator.", torch.cuda.memory_reserved),
+            ("peak", "Largest device memory held by tensors so far.", torch.cuda.max_memory_allocated),
+        )
+        for name, text, read in readings:
+            family = GaugeMetricFamily(f"ropewalk_device_memory_{name}_bytes", text, labels=["device"])
+            for device in range(torch.cuda.device_count()):
+                family.add_metric([str(device)], read(device))
+            yield family

@@ -1,0 +1,41 @@
+"""Every scheme agrees with the golden file, whose cases were checked against transformers' own functions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_patches.geometry import read_geometry
+from model_patches.schemes import SCHEMES
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "inv_freq.json"
+CASES: list[dict[str, Any]] = json.loads(GOLDEN.read_text())
+NOT_YET = {"llama3", "longrope", "ntk-by-parts"}
+
+
+def scheme_of(case: dict[str, Any]) -> str:
+    return str(case["rope_parameters"]["rope_type"])
+
+
+KNOWN = [case for case in CASES if scheme_of(case) not in NOT_YET]
+
+
+def test_every_case_is_either_checked_or_named_as_missing() -> None:
+    assert {scheme_of(case) for case in CASES} - SCHEMES.keys() == NOT_YET
+    assert SCHEMES.keys() - {scheme_of(case) for case in CASES} == set()
+    assert len(CASES) == 120
+    assert len(KNOWN) == 90
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=lambda case: str(case["name"]))
+def test_agrees_with_the_golden_file(case: dict[str, Any]) -> None:
+    names = ("head_dim", "rope_theta", "max_position_embeddings", "rope_parameters")
+    geometry = read_geometry({name: case[name] for name in names})
+    factor = case["rope_parameters"].get("factor", 1.0)
+    length = case["seq_len"] or geometry.native_length
+    frequencies = SCHEMES[scheme_of(case)](geometry, factor, length)
+    assert frequencies.inv_freq.dtype == np.float64
+    np.testing.assert_allclose(frequencies.inv_freq, case["inv_freq"], rtol=1e-12)
+    assert frequencies.attention_factor == pytest.approx(case["attention_factor"], rel=1e-12)

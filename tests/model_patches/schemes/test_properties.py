@@ -1,0 +1,120 @@
+"""What every scheme promises, whatever the geometry."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_patches.geometry import RopeGeometry
+from model_patches.schemes import SCHEMES
+
+FIXED = ("linear", "ntk", "yarn")  # schemes that stretch by the factor, whatever the length
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> RopeGeometry:
+    length = draw(st.integers(min_value=512, max_value=200_000))
+    return RopeGeometry(
+        rotary_dim=2 * draw(st.integers(min_value=2, max_value=128)),
+        theta=draw(st.floats(min_value=1e3, max_value=1e7)),
+        original_length=length,
+        native_length=length,
+    )
+
+
+FACTORS = st.floats(min_value=1.0, max_value=64.0)
+
+
+@pytest.mark.parametrize("scheme", FIXED)
+@settings(deadline=None)
+@given(geometry=geometries())
+def test_factor_one_is_the_default(scheme: str, geometry: RopeGeometry) -> None:
+    default = SCHEMES["default"](geometry, 1.0, geometry.native_length)
+    frequencies = SCHEMES[scheme](geometry, 1.0, geometry.native_length)
+    np.testing.assert_allclose(frequencies.inv_freq, default.inv_freq, rtol=1e-15)
+    assert frequencies.attention_factor == 1.0
+
+
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS, length=st.integers(min_value=1, max_value=200_000))
+def test_dynamic_is_the_default_up_to_the_original_length(geometry: RopeGeometry, factor: float, length: int) -> None:
+    default = SCHEMES["default"](geometry, 1.0, length)
+    frequencies = SCHEMES["dynamic"](geometry, factor, min(length, geometry.original_length))
+    assert frequencies.inv_freq.tolist() == default.inv_freq.tolist()
+
+
+@settings(deadline=None)
+@given(geometry=geometries(), factor=st.integers(min_value=1, max_value=16))
+def test_dynamic_without_a_factor_of_its_own_is_ntk_at_the_ratio_of_lengths(
+    geometry: RopeGeometry, factor: int
+) -> None:
+    dynamic = SCHEMES["dynamic"](geometry, 1.0, factor * geometry.original_length)
+    ntk = SCHEMES["ntk"](geometry, float(factor), 1)
+    np.testing.assert_allclose(dynamic.inv_freq, ntk.inv_freq, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["ntk", "dynamic", "yarn"])
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_the_fastest_pair_is_untouched(scheme: str, geometry: RopeGeometry, factor: float) -> None:
+    frequencies = SCHEMES[scheme](geometry, factor, 4 * geometry.original_length)
+    assert frequencies.inv_freq[0] == 1.0
+
+
+@pytest.mark.parametrize("scheme", ["ntk", "linear"])
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_the_slowest_pair_is_divided_by_exactly_the_factor(scheme: str, geometry: RopeGeometry, factor: float) -> None:
+    default = SCHEMES["default"](geometry, 1.0, geometry.native_length)
+    frequencies = SCHEMES[scheme](geometry, factor, geometry.native_length)
+    assert default.inv_freq[-1] / frequencies.inv_freq[-1] == pytest.approx(factor, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones(geometry: RopeGeometry, factor: float) -> None:
+    default = SCHEMES["default"](geometry, 1.0, geometry.native_length).inv_freq
+    slowdown = default / SCHEMES["yarn"](geometry, factor, geometry.native_length).inv_freq
+    assert np.all(np.diff(slowdown) >= -1e-9)
+    pairs = np.arange(geometry.rotary_dim // 2)
+    turns = geometry.original_length * default / (2 * np.pi)
+    # The ends of the ramp are rounded outwards to whole pairs, and a ramp from the last pair back to itself is cut off.
+    fast, slow = pairs[turns > 32], pairs[turns < 1]
+    np.testing.assert_allclose(slowdown[fast[:-1]], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(slowdown[slow[1:]], factor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_frequencies_fall_from_pair_to_pair(scheme: str, geometry: RopeGeometry, factor: float) -> None:
+    inv_freq = SCHEMES[scheme](geometry, factor, geometry.native_length).inv_freq
+    assert inv_freq.shape == (geometry.rotary_dim // 2,)
+    assert np.all(np.diff(inv_freq) < 0)
+    assert inv_freq[-1] > 0
+
+
+@pytest.mark.parametrize("scheme", FIXED)
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_a_larger_factor_never_speeds_a_pair_up(scheme: str, geometry: RopeGeometry, factor: float) -> None:
+    less = SCHEMES[scheme](geometry, factor, geometry.native_length)
+    more = SCHEMES[scheme](geometry, 2 * factor, geometry.native_length)
+    assert np.all(more.inv_freq <= less.inv_freq * (1 + 1e-12))
+    if scheme == "yarn":  # where even the slowest pair turns often enough, only attention is sharpened
+        assert more.attention_factor > less.attention_factor
+    else:
+        assert more.inv_freq[-1] < less.inv_freq[-1]
+
+
+def test_options_of_the_configs_own_scheme_stay_with_that_scheme() -> None:
+    options = {"factor": 3.0, "attention_factor": 0.5, "beta_fast": 4}
+    plain = RopeGeometry(rotary_dim=64, theta=1e4, original_length=2048, native_length=2048)
+    other = RopeGeometry(
+        rotary_dim=64, theta=1e4, original_length=2048, native_length=2048, scheme="linear", parameters=options
+    )
+    for scheme in SCHEMES:
+        expected = SCHEMES[scheme](plain, 2.0, 4096)
+        frequencies = SCHEMES[scheme](other, 2.0, 4096)
+        assert frequencies.inv_freq.tolist() == expected.inv_freq.tolist()
+        assert frequencies.attention_factor == expected.attention_factor
