@@ -6,8 +6,8 @@
     ├── DamagedModelError       it is there, but it is not what it should be: wrong checksum, missing weights
     └── CacheFolderError        the folder for converted models cannot be used
 
-`service` turns them into a `StartupError`; nothing here imports from `service`. Every message names the model or the
-folder and says what to do.
+`service` turns them into a `StartupError`; nothing here imports from `service`. Every message names what is to
+blame and says what to do.
 """
 
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from service.api import generating, health, models
 from service.api.auth import BearerKey
+from service.api.body_limit import BodyLimit
 from service.api.errors import install_error_handlers
 from service.api.state import Server
 from service.build import InspectedModel, LoadedServer
@@ -55,9 +56,9 @@ def create_app(
         title="Ropewalk",
         summary="Inference for RoPE models; every request gets the positional scaling that its length needs.",
         lifespan=lifespan,
-        max_body_size=settings.max_body_bytes,
     )
     app.state.server = server
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(BearerKey, key=settings.api_key.get_secret_value())
     install_error_handlers(app, metrics)

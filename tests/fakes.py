@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from model_patches.geometry import RopeGeometry
 from service.cache.pages import PageAllocator
 from service.core import Event, FinishEvent, SamplingParams, Sequence, TokenEvent
+from service.engine.detokenize import TextStream
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.scaling.policy import Policy, RopeWish
@@ -87,13 +88,14 @@ class EngineUnderTest:
     max_running: int = 8
     max_batch_tokens: int = 16
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
+    new_text_stream: Callable[[], TextStream] = ByteStream
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(self.num_pages, self.before_step)
         self.pages = PageAllocator(self.num_pages, PAGE_SIZE)
         self.scheduler = Scheduler(self.pages, max_running=self.max_running, max_batch_tokens=self.max_batch_tokens)
         self.metrics = Metrics(CollectorRegistry())
-        self.engine = Engine(self.runner, self.scheduler, ByteStream, self.metrics, page_bytes=1)
+        self.engine = Engine(self.runner, self.scheduler, self.new_text_stream, self.metrics, page_bytes=1)
         self.policy = Policy(GEOMETRY)
         self.events: dict[str, list[Event]] = {}
 

@@ -85,11 +85,28 @@ def check_gguf(file: GgufFile) -> None:
             f"{file.path} is a mixture of {experts} experts under the architecture {file.architecture!r}; "
             f"supported are dense models of {supported}"
         )
+    _check_head(file)
+
+
+def _check_head(file: GgufFile) -> None:
+    """transformers' reader keeps one head width only, and takes it for the rotary and the value width as well."""
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (width := file.of_architecture(key)) not in (None, _head_dim(file)):
+            raise UnsupportedModelError(
+                f"{file.path} has heads {_head_dim(file)} wide but {file.architecture}.{key} {width}, "
+                "which cannot be read from a GGUF file; use the model's Hugging Face folder instead"
+            )
+
+
+def _head_dim(file: GgufFile) -> int:
+    own = file.of_architecture("attention.key_length")
+    return int(own or file.required("embedding_length") // file.required("attention.head_count"))
 
 
 def _config_of(file: GgufFile) -> PreTrainedConfig:
     config: PreTrainedConfig = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
     config.architectures = [GGUF_ARCHITECTURES[file.architecture]]
+    config.head_dim = _head_dim(file)
     config.rope_parameters = {**config.rope_parameters, **rope_scaling_of(file)}
     return config
 

@@ -52,6 +52,13 @@ class GgufFile:
         """The value under the architecture's own prefix: "rope.freq_base" → llama.rope.freq_base. None if absent."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
+    def required(self, key: str) -> Any:
+        """As `of_architecture`; raises DamagedModelError if absent."""
+        value = self.of_architecture(key)
+        if value is None:
+            raise DamagedModelError(f"{self.path} does not say {self.architecture}.{key}")
+        return value
+
     def floats(self, tensor: str) -> NDArray[np.float32] | None:
         """A tensor that is stored as float32, None if the file has none of that name."""
         found = self._tensors.get(tensor)

@@ -60,7 +60,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
         )
     model.requires_grad_(False)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     generation = read_generation_defaults(folder, config, tokenizer.eos_token_id)
     return LoadedModel(model, tokenizer, config, generation)
 

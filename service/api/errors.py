@@ -1,6 +1,7 @@
 """From errors to HTTP answers in OpenAI's shape. The one place where a status code is chosen."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -41,10 +42,10 @@ def error_body(error: RequestError) -> ErrorResponse:
 def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error of a route in OpenAI's shape, and count refusals."""
 
-    def respond(status: int, body: ErrorResponse) -> JSONResponse:
+    def respond(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
         metrics.refused.labels(body.error.code or str(status)).inc()
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS[status])} if status in RETRY_AFTER_SECONDS else None
-        return JSONResponse(body.model_dump(), status, headers)
+        retry = {"Retry-After": str(RETRY_AFTER_SECONDS[status])} if status in RETRY_AFTER_SECONDS else {}
+        return JSONResponse(body.model_dump(), status, {**(headers or {}), **retry})
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
@@ -58,7 +59,7 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code)
-        return respond(error.status_code, _body(error.status_code, str(error.detail), None, code))
+        return respond(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
@@ -82,7 +83,7 @@ def _describe(problems: Any) -> tuple[str | None, str]:
     if first["type"] == "json_invalid":
         return None, f"the body is not valid JSON: {first['ctx']['error']}"
     if first["loc"] == ("body",):
-        return None, "the body must be a JSON object"
+        return None, "the body must be a JSON object, sent with Content-Type: application/json"
     if first["type"] in ABOUT_NAMES:
         param = ".".join(map(str, first["loc"][1:]))
         return param, f"{param} {ABOUT_NAMES[first['type']]}"

@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
+MAX_COUNT = 2**63 - 1  # any larger number is no count of tokens; Python writes only so many digits in a message
 
 Probability = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(le=MAX_COUNT)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Prompt = Annotated[str, Field(min_length=1)] | TokenIds
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -40,11 +42,11 @@ class SamplingFields(RequestModel):
     """What all three generating routes take."""
 
     model: str | None = Field(None, description="must be the served model's name where given")
-    max_tokens: int | None = Field(None, ge=1, description="default: all that remains below the maximum length")
-    min_tokens: int = Field(0, ge=0, description="no end token or stop string counts before so many tokens")
+    max_tokens: Count | None = Field(None, ge=1, description="default: all that remains below the maximum length")
+    min_tokens: Count = Field(0, ge=0, description="no end token or stop string counts before so many tokens")
     temperature: Probability | None = Field(None, ge=0, le=2, description="0 is greedy; default: the model's, else 1")
     top_p: Probability | None = Field(None, gt=0, le=1, description="default: the model's, else 1")
-    top_k: int | None = Field(None, ge=0, description="0 keeps all; default: the model's, else 0")
+    top_k: Count | None = Field(None, ge=0, description="0 keeps all; default: the model's, else 0")
     min_p: Probability | None = Field(None, ge=0, le=1, description="default: the model's, else 0")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="makes sampling repeatable")
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
@@ -87,7 +89,7 @@ class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of max_tokens")
+    max_completion_tokens: Count | None = Field(None, ge=1, description="the newer name of max_tokens")
     stream_options: StreamOptions | None = None
 
 
@@ -95,8 +97,8 @@ class PlanRequest(RequestModel):
     """Body of POST /v1/rope/plan: a prompt, or only its length."""
 
     prompt: Prompt | None = Field(None, description="text, or token ids")
-    prompt_tokens: int | None = Field(None, ge=1, description="the prompt's length, instead of the prompt")
-    max_tokens: int | None = Field(None, ge=1, description="default: all that remains below the maximum length")
+    prompt_tokens: Count | None = Field(None, ge=1, description="the prompt's length, instead of the prompt")
+    max_tokens: Count | None = Field(None, ge=1, description="default: all that remains below the maximum length")
     rope: RopeWishFields | None = None
 
 

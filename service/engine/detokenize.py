@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not, or not yet, a character
 
 
 class TextStream(Protocol):
@@ -15,23 +16,36 @@ class TextStream(Protocol):
 
 
 class Detokenizer:
-    """The `tokenizers` library's own incremental decoder, special tokens left out.
+    """Decodes the newest tokens together with those just before them, special tokens left out.
 
-    Bytes of a character that is never completed are dropped.
+    What a token says can depend on its left neighbours: one character can take several tokens, and some tokenizers
+    drop the space that begins a text. Bytes of a character that is never completed are dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._context: list[int] = []  # the latest tokens whose text is out
+        self._pending: list[int] = []  # those since, whose text is not
 
     def push(self, token_id: int) -> str:
-        return self._stream.step(self._tokenizer, token_id) or ""
+        self._pending.append(token_id)
+        before, text = self._decode(self._context), self._decode(self._context + self._pending)
+        if text == before or text.endswith(REPLACEMENT):
+            return ""
+        if not text.startswith(before):  # where bytes decode in runs, an invalid one spoils valid ones before it
+            before, text = "", self._decode(self._pending)
+        self._context, self._pending = self._pending, []
+        return text[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 class StopStrings:
     """Finds the first stop string in a text that arrives in pieces.
 
-    Text that might be the beginning of a stop string is held back until it is decided.
+    The first is the one that is complete first, so that it does not matter how the text was cut. Text that might be the
+    beginning of a stop string is held back until it is decided.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -45,9 +59,10 @@ class StopStrings:
             The text that is decided, and whether a stop string was met; that string and what follows it are dropped.
         """
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            decided, self._held = self._held[: min(found)], ""
+            _, start = min(found)
+            decided, self._held = self._held[:start], ""
             return decided, True
         keep = max((self._overlap(stop) for stop in self._stops), default=0)
         decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

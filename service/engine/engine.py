@@ -71,7 +71,9 @@ class Engine:
         Returns:
             False when there was nothing to do.
         """
+        preempted_before = self.scheduler.num_preemptions
         step = self.scheduler.schedule()
+        self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted_before)
         if not step:
             self.scheduler.pages.check()
             return False

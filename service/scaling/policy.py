@@ -59,7 +59,7 @@ def build_ladder(native_length: int, max_length: int) -> tuple[float, ...]:
     top = max_length / native_length
     if top <= 1:
         return (1.0,)
-    doublings = range(math.ceil(math.log2(top)) + 1)
+    doublings = range(math.ceil(math.log2(top)))
     rungs = [step * 2.0**doubling for doubling in doublings for step in STEPS]
     return (*(rung for rung in rungs if rung < top), top)
 
@@ -145,6 +145,11 @@ class Policy:
             max_tokens=min(asked, plan.max_length - prompt_tokens),
         )
 
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The schemes that a request may ask for."""
+        return (self.geometry.scheme,) if self.geometry.is_scaled else tuple(sorted(SCHEMES))
+
     def plan(self, scheme: str, factor: float) -> PositionPlan:
         """The plan of one scheme at one rung; at the first rung every scheme is the native plan."""
         if factor == self.ladder[0]:
@@ -183,9 +188,8 @@ class Policy:
         return native
 
     def _check_available(self, wish: RopeWish) -> None:
-        schemes = [self.geometry.scheme] if self.geometry.is_scaled else sorted(SCHEMES)
-        if wish.scheme is not None and wish.scheme not in schemes:
-            message = f"scheme {wish.scheme!r} is not available; allowed: {', '.join(schemes)}"
+        if wish.scheme is not None and wish.scheme not in self.schemes:
+            message = f"scheme {wish.scheme!r} is not available; allowed: {', '.join(self.schemes)}"
             raise WishError(message + self._own_plan_only(), param="rope.scheme")
         if wish.factor is not None and wish.factor not in self.ladder:
             message = f"factor {_exact(wish.factor)} is not available; allowed: {_listed(self.ladder)}"
@@ -206,10 +210,12 @@ class Policy:
         return "dynamic" if prompt_tokens < native else "static"
 
     def _factor(self, mode: Mode, prompt_tokens: int, asked: int) -> float:
-        """The smallest rung that covers what the mode has to cover."""
+        """The smallest rung that covers what the mode has to cover.
+
+        There is one: `asked` is at most what remains below the maximum length, which the top rung covers.
+        """
         ahead = min(asked, self._reserve) if mode == "static" else 1
-        needed = min(prompt_tokens + ahead, self.max_length)
-        return next(rung for rung in self.ladder if self.coverage(rung) >= needed)
+        return next(rung for rung in self.ladder if self.coverage(rung) >= prompt_tokens + ahead)
 
     def _check_covers(self, factor: float, wish: RopeWish, prompt_tokens: int) -> None:
         covered = self.coverage(factor)

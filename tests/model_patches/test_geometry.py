@@ -103,6 +103,15 @@ def test_lengths(longest: int, block: dict[str, Any], original: int, native: int
     assert geometry.is_scaled == (block.get("type") != "dynamic")
 
 
+def test_a_plan_is_scaled_by_a_factor_or_by_an_original_length_of_its_own() -> None:
+    def is_scaled(factor: float, native_length: int) -> bool:
+        return RopeGeometry(64, 1e5, original_length=4096, native_length=native_length, factor=factor).is_scaled
+
+    assert is_scaled(2.0, 4096)
+    assert is_scaled(1.0, 8192)
+    assert not is_scaled(1.0, 4096)
+
+
 def test_an_original_length_beside_the_block() -> None:
     config = {**PLAIN, "original_max_position_embeddings": 2048, "rope_scaling": yarn()}
     assert (read_geometry(config).original_length, read_geometry(config).factor) == (2048, 4.0)

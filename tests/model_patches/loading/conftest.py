@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER = 2, 32, 4, 2, 48
 THETA = 500_000.0
@@ -73,6 +73,7 @@ def tiny_gguf(tiny_model: LlamaForCausalLM, tmp_path: Path) -> TinyGguf:
         name: str = "tiny.gguf",
         *,
         architecture: str = "llama",
+        model: PreTrainedModel | None = None,
         metadata: Mapping[str, Any] | None = None,
         tensors: Mapping[str, NDArray[np.float32]] | None = None,
         without: str | None = None,
@@ -81,7 +82,7 @@ def tiny_gguf(tiny_model: LlamaForCausalLM, tmp_path: Path) -> TinyGguf:
         writer = gguf.GGUFWriter(path, architecture)
         for key, value in ({**_metadata(architecture), **(metadata or {})}).items():
             _add(writer, key, value)
-        for key, weights in {**_tensors(tiny_model), **(tensors or {})}.items():
+        for key, weights in {**_tensors(model or tiny_model, architecture), **(tensors or {})}.items():
             if key != without:
                 writer.add_tensor(key, weights)
         writer.write_header_to_file()
@@ -134,22 +135,24 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             pass
 
 
-def _tensors(model: LlamaForCausalLM) -> dict[str, NDArray[np.float32]]:
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
-    return {
-        f"{names.get_name(key.removesuffix('.weight'))}.weight": _as_llama_cpp_stores_it(key, weights)
-        for key, weights in model.state_dict().items()
-        if key != "lm_head.weight"
-    }
+def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known.get(architecture, gguf.MODEL_ARCH.LLAMA), LAYERS)
+    stored = {}
+    for key, weights in model.state_dict().items():
+        if key == "lm_head.weight":
+            continue
+        module, kind = key.rsplit(".", 1)
+        values = weights.float().numpy()
+        stored[f"{names.get_name(module)}.{kind}"] = _interleaved(key, values) if architecture == "llama" else values
+    return stored
 
 
-def _as_llama_cpp_stores_it(name: str, weights: torch.Tensor) -> NDArray[np.float32]:
-    """llama.cpp rotates neighbouring pairs, so the rows of q and k are interleaved within each head."""
+def _interleaved(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """For Llama, llama.cpp rotates neighbouring pairs, so the rows of q and k are interleaved within each head."""
     heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-    values: NDArray[np.float32] = weights.float().numpy()
     if heads is None:
         return values
     rows, columns = values.shape
-    return np.ascontiguousarray(values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2)).reshape(
-        rows, columns
-    )
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)

@@ -4,12 +4,13 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.convert import convert_gguf
@@ -28,6 +29,45 @@ def test_converted_weights_are_the_models_own(
     assert loaded.keys() == expected.keys()
     for name, weights in expected.items():
         assert torch.equal(loaded[name], weights), name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "model_class", "head_dim"),
+    [("qwen2", Qwen2Config, Qwen2ForCausalLM, 8), ("qwen3", Qwen3Config, Qwen3ForCausalLM, 16)],
+)
+def test_other_families_are_converted_too(
+    tiny_gguf: TinyGguf, tmp_path: Path, architecture: str, config: Any, model_class: Any, head_dim: int
+) -> None:
+    model = model_class(
+        config(
+            vocab_size=265,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=head_dim,
+            tie_word_embeddings=True,
+        )
+    )
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data = torch.full_like(parameter, number).bfloat16()
+    widths = {f"{architecture}.attention.key_length": head_dim, f"{architecture}.rope.dimension_count": None}
+    convert_gguf(tiny_gguf(architecture=architecture, model=model, metadata=widths), tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.bfloat16, device=CPU)
+    assert loaded.config["architectures"] == [type(loaded.model).__name__] == [model_class.__name__]
+    for name, weights in model.named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), weights), name
+
+
+def test_heads_of_several_widths_are_refused(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"heads 8 wide but llama\.rope\.dimension_count 4"):
+        convert_gguf(tiny_gguf(metadata={"llama.rope.dimension_count": 4}), tmp_path)
+
+
+def test_a_file_that_does_not_say_its_shape_is_called_damaged(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    with pytest.raises(DamagedModelError, match=r"llama\.attention\.head_count"):
+        convert_gguf(tiny_gguf(metadata={"llama.attention.head_count": None}), tmp_path)
 
 
 def test_tied_weights_are_written_once_and_stay_tied(tiny_gguf: TinyGguf, tmp_path: Path) -> None:

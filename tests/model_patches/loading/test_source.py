@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub.constants
 import pytest
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from model_patches.errors import ModelNotFoundError
 from model_patches.loading import source
@@ -84,8 +86,30 @@ def test_what_cannot_be_a_hub_name_is_not_asked_there(name: str, tmp_path: Path)
 def test_a_hub_name_offline_says_both_what_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(ModelNotFoundError, match=r"'nobody/nothing'.*not a folder or file here.*HF_HUB_OFFLINE"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"'nobody/nothing'.*not a folder or file here.*nor has it been fetched before"
+    ):
         resolve_model("nobody/nothing", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (GatedRepoError, "only for those who were granted access.*HF_TOKEN"),
+        (RepositoryNotFoundError, r"no such model \(if it is private, set HF_TOKEN\)"),
+        (RevisionNotFoundError, "has the model but not that revision"),
+        (HfHubHTTPError, "could not give it: 500"),
+    ],
+)
+def test_what_the_hub_answers_is_put_in_plain_words(
+    refusal: type[HfHubHTTPError], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise refusal("500", response=Mock(headers={}))
+
+    monkeypatch.setattr(source, "snapshot_download", refuse)
+    with pytest.raises(ModelNotFoundError, match=f"'org/model' at revision 'v1' not found.*{reason}"):
+        resolve_model("org/model", cache_dir=tmp_path, revision="v1")
 
 
 def test_from_the_hub_come_no_pickles_and_code_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

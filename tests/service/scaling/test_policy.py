@@ -185,7 +185,6 @@ def test_wishes_granted(
 ) -> None:
     choice = POLICY.choose(prompt, max_tokens, wish)
     assert (choice.mode, choice.plan.scheme, choice.plan.factor, choice.max_tokens) == (mode, scheme, factor, granted)
-    assert isinstance(choice.plan.factor, float)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +218,10 @@ def test_a_factor_can_be_sent_back_as_it_was_told() -> None:
     with pytest.raises(WishError, match=r"2\.3333333333333335"):
         policy.choose(10, 1, RopeWish(factor=2.3))
     assert policy.choose(10, None, RopeWish(factor=2.3333333333333335)).max_tokens == 6990
+
+
+def test_a_factor_asked_for_as_an_integer_is_the_ladders_own() -> None:
+    assert isinstance(Policy(GEOMETRY).choose(100, 50, RopeWish(factor=2)).plan.factor, float)
 
 
 def test_the_length_is_checked_before_the_wish() -> None:

@@ -1,0 +1,167 @@
+"""Paged attention against its definition in float64."""
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_patches import attention
+from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
+from tests.model_patches.paged import RandomBatch, attention_by_definition, random_batch
+
+SCALE = 0.3
+LENGTHS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 14)).map(lambda pair: (pair[0], sum(pair))), min_size=1, max_size=5
+)
+HEADS = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (12, 1)])
+WINDOWS = st.sampled_from([None, 1, 3, 8, 100])
+
+
+def run(given_batch: RandomBatch, window: int | None) -> torch.Tensor:
+    """The registered attention function, called as transformers calls it."""
+    output, weights = paged_attention_forward(
+        SimpleNamespace(layer_idx=0),
+        given_batch.query.transpose(0, 1)[None],
+        given_batch.key.transpose(0, 1)[None],
+        given_batch.value.transpose(0, 1)[None],
+        None,
+        paged_batch=given_batch.batch,
+        scaling=SCALE,
+        sliding_window=window,
+    )
+    assert weights is None
+    return output[0]
+
+
+@settings(deadline=None, max_examples=80)
+@given(LENGTHS, HEADS, WINDOWS, st.integers(0, 10))
+def test_mixed_prefills_chunks_and_decodes_attend_over_their_own_pages_only(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], window: int | None, seed: int
+) -> None:
+    batch = random_batch(lengths, heads=heads[0], kv_heads=heads[1], seed=seed)
+    expected = attention_by_definition(batch, SCALE, window)
+    torch.testing.assert_close(run(batch, window).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_pages_under_a_float32_model_are_read_as_float32() -> None:
+    batch = random_batch([(3, 10), (1, 7)], heads=4, kv_heads=2, dtype=torch.bfloat16)
+    wide = replace(batch, query=batch.query.float(), key=batch.key.float(), value=batch.value.float())
+    output = run(wide, None)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output.double(), attention_by_definition(wide, SCALE, None), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sequence_attends_bit_for_bit_alike_alone_and_in_any_batch() -> None:
+    lengths = [(1, 13), (6, 6), (4, 21), (1, 1)]
+    batch = random_batch(lengths, heads=6, kv_heads=2, dtype=torch.bfloat16)
+    together = run(batch, None).split([query for query, _ in lengths])
+    bounds = pairwise(batch.batch.cu_seq_q.tolist())
+    for row, (start, stop) in enumerate(bounds):
+        alone = attention.PagedBatch(
+            layers=batch.batch.layers,
+            query_lengths=batch.batch.query_lengths[row : row + 1],
+            key_lengths=batch.batch.key_lengths[row : row + 1],
+            slots=batch.batch.slots[start:stop],
+            block_table=batch.batch.block_table[row : row + 1],
+            cu_seq_q=torch.tensor([0, stop - start]),
+            cu_seq_k=torch.tensor([0, lengths[row][1]]),
+            seqused_k=batch.batch.seqused_k[row : row + 1],
+        )
+        assert torch.equal(attend_sdpa(batch.query[start:stop], alone.layers[0], alone, SCALE, None), together[row])
+
+
+def emulated_varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    num_splits: int,
+) -> torch.Tensor:
+    """`torch.nn.attention.varlen.varlen_attn` by its documentation, for CPU: causal masks are aligned at the end."""
+    assert window_size[1] == 0
+    assert num_splits == 1
+    assert enable_gqa == (query.shape[1] != key.shape[2])
+    assert query.is_contiguous()
+    assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == block_table.dtype == torch.int32
+    outputs = []
+    for row, (start, stop) in enumerate(pairwise(cu_seq_q.tolist())):
+        used, queries = int(seqused_k[row]), stop - start
+        assert queries <= max_q
+        assert used <= max_k
+        assert used == int(cu_seq_k[row + 1] - cu_seq_k[row])
+        keys, values = (
+            pool[block_table[row].long()].flatten(0, 1)[:used].repeat_interleave(query.shape[1] // pool.shape[2], 1)
+            for pool in (key, value)
+        )
+        distance = torch.arange(used - queries, used)[:, None] - torch.arange(used)
+        hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
+        logits = scale * torch.einsum("qhd,khd->hqk", query[start:stop], keys)
+        weights = logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, values))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_the_call_of_varlen_attn_means_the_same_attention(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, heads: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", emulated_varlen_attn)
+    batch = random_batch([(5, 5), (1, 12), (3, 17)], heads=heads[0], kv_heads=heads[1])
+    pages = batch.batch.layers[0]
+    pages.write(batch.batch.slots, batch.key, batch.value)
+    filled = attention.KeyValuePages(pages.keys.nan_to_num(), pages.values.nan_to_num())
+    output = attend_varlen(batch.query, filled, batch.batch, SCALE, window)
+    torch.testing.assert_close(output.double(), attention_by_definition(batch, SCALE, window), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", torch.bfloat16, 16),
+        ("cuda", torch.bfloat16, 256),
+        ("cuda", torch.float16, 256),
+        ("cuda", torch.float32, 16),
+    ],
+)
+def test_pages_are_as_large_as_the_kernel_needs(device: str, dtype: torch.dtype, expected: int) -> None:
+    assert page_size_for(torch.device(device), dtype) == expected
+
+
+def test_transformers_builds_no_mask_for_the_registered_function() -> None:
+    seen: list[Any] = []
+
+    def record(*_: Any, attention_mask: Any, **__: Any) -> None:
+        seen.append(attention_mask)
+        raise InterruptedError
+
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+    attention.register()
+    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation(attention.PAGED_ATTENTION)
+    original = AttentionInterface()[attention.PAGED_ATTENTION]
+    AttentionInterface.register(
+        attention.PAGED_ATTENTION, lambda *args, **kwargs: record(attention_mask=args[4], **kwargs)
+    )
+    try:
+        with pytest.raises(InterruptedError):
+            model(torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
+    finally:
+        AttentionInterface.register(attention.PAGED_ATTENTION, original)
+    assert seen == [None]

@@ -1,0 +1,88 @@
+"""The embedded model under the engine against transformers on the same weights, in float32."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_patches.geometry import read_geometry
+from model_patches.loading.load import LoadedModel, load_model
+from service.scaling.policy import Policy, RopeWish
+from tests.reference.harness import RealEngine, assert_like_reference, reference_logits
+from tests.reference.text import real_text
+
+LENGTHS = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 100, 128, 200, 256, 300, 511, 513, 1000, 2000]
+MAX_TOKENS = 12
+logger = logging.getLogger(__name__)
+
+
+def load(folder: Path) -> LoadedModel:
+    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def reference(embedded_model_folder: Path) -> Any:
+    return load(embedded_model_folder).model
+
+
+@pytest.fixture(scope="module")
+def tokens(embedded_model_folder: Path) -> list[int]:
+    tokenizer = load(embedded_model_folder).tokenizer
+    return list(tokenizer.backend_tokenizer.encode(real_text()[:60_000], add_special_tokens=False).ids)
+
+
+def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
+    embedded_model_folder: Path, reference: Any, tokens: list[int]
+) -> None:
+    loaded = load(embedded_model_folder)
+    engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)))
+    for number, length in enumerate(LENGTHS):
+        engine.add(f"{length}", tokens[400 * number : 400 * number + length], MAX_TOKENS)
+    engine.run()
+    assert max(len(step) for step in engine.runner.steps) > 8
+    assert len([step for step in engine.runner.steps if "2000" in step]) > 8
+    for length in LENGTHS:
+        assert_like_reference(engine, reference, f"{length}")
+
+
+@pytest.mark.parametrize(("factor", "length"), [(2.0, 400), (4.0, 900)])
+def test_static_yarn_gives_the_logits_of_a_transformers_model_whose_config_carries_it(
+    embedded_model_folder: Path, reference: Any, tokens: list[int], factor: float, length: int
+) -> None:
+    native_length = 256
+    loaded = load(embedded_model_folder)
+    engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config), native_length=native_length))
+    plan = engine.add("short beside", tokens[:100], MAX_TOKENS).choice.plan
+    assert (plan.scheme, plan.factor) == ("default", 1.0)
+    plan = engine.add("long", tokens[:length], MAX_TOKENS, RopeWish(factor=factor)).choice.plan
+    assert (plan.scheme, plan.factor) == ("yarn", factor)
+    engine.run()
+    assert_like_reference(engine, reference, "short beside")
+
+    config = reference.config.__class__.from_dict(reference.config.to_dict())
+    config.rope_parameters = {
+        "rope_type": "yarn",
+        "rope_theta": loaded.config["rope_parameters"]["rope_theta"],
+        "factor": factor,
+        "original_max_position_embeddings": native_length,
+    }
+    scaled = type(reference)(config).eval()
+    scaled.load_state_dict(reference.state_dict())
+    rotary = scaled.model.rotary_emb
+    torch.testing.assert_close(torch.tensor(plan.inv_freq, dtype=torch.float32), rotary.inv_freq, rtol=1e-6, atol=0)
+    assert plan.attention_factor == pytest.approx(rotary.attention_scaling, rel=1e-6)
+    assert_like_reference(engine, scaled, "long")
+
+
+def test_difference_to_stock_transformers_is_reported(reference: Any, tokens: list[int]) -> None:
+    config = reference.config
+    policy = Policy(read_geometry(config.to_dict()))
+    for length in (512, 2000):
+        ours = reference_logits(reference, policy.choose(length, 1).plan, tokens[:length], 0)
+        with torch.inference_mode():
+            stock = reference(torch.tensor([tokens[:length]]), use_cache=False).logits[0]
+        difference = float((ours - stock).abs().max())
+        logger.warning("float64 against stock transformers' float32 angles, %d tokens: %.1e", length, difference)
+        assert difference > 0

@@ -1,0 +1,214 @@
+"""The limits of every field, and that a field is accepted, or refused by its name, but never ignored."""
+
+from typing import Any, get_args
+
+import httpx
+import pytest
+
+from service.api.schemas import (
+    MAX_COUNT,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    PlanRequest,
+    RequestModel,
+    RopeWishFields,
+    TokenizeRequest,
+)
+from tests.serving import MODEL, error_of
+
+GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
+MINIMAL: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "a", "max_tokens": 1},
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/rope/plan": {"prompt_tokens": 5},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [65]},
+}
+BODIES: dict[str, type[RequestModel]] = {
+    "/generate": GenerateRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/rope/plan": PlanRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+IN_RANGE: dict[str, tuple[Any, ...]] = {
+    "model": (MODEL, None),
+    "max_tokens": (1, None),
+    "min_tokens": (0, 1),
+    "temperature": (0, 0.0, 0.7, 2, 2.0, None),
+    "top_p": (0.001, 1, 1.0, None),
+    "top_k": (0, 1, MAX_COUNT, None),
+    "min_p": (0, 0.5, 1, None),
+    "seed": (-(2**63), 0, 2**63 - 1, None),
+    "stop": ("x" * MAX_STOP_LENGTH, ["x"], ["x"] * MAX_STOPS, [], None),
+    "ignore_eos": (True, False),
+    "n": (1, None),
+    "stream": (False, None),
+    "rope": ({}, {"scheme": "yarn", "mode": "static", "factor": 1.5, "growth": "stop"}, None),
+    "user": ("somebody", None),
+}
+OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
+    ("model", 3, ("string", "3")),
+    ("max_tokens", 0, ("greater than or equal to 1", "0")),
+    ("max_tokens", -1, ("greater than or equal to 1", "-1")),
+    ("max_tokens", 1.5, ("integer", "1.5")),
+    ("max_tokens", "8", ("integer", "'8'")),
+    ("max_tokens", True, ("integer", "True")),
+    ("max_tokens", MAX_COUNT + 1, (str(MAX_COUNT), str(MAX_COUNT + 1))),
+    ("min_tokens", -1, ("greater than or equal to 0", "-1")),
+    ("min_tokens", None, ("integer", "None")),
+    ("min_tokens", MAX_COUNT + 1, (str(MAX_COUNT),)),
+    ("temperature", -0.1, ("greater than or equal to 0", "-0.1")),
+    ("temperature", 2.01, ("less than or equal to 2", "2.01")),
+    ("temperature", "hot", ("number", "'hot'")),
+    ("top_p", 0, ("greater than 0", "0")),
+    ("top_p", 1.01, ("less than or equal to 1", "1.01")),
+    ("top_k", -1, ("greater than or equal to 0", "-1")),
+    ("top_k", MAX_COUNT + 1, (str(MAX_COUNT),)),
+    ("min_p", -0.5, ("greater than or equal to 0", "-0.5")),
+    ("min_p", 1.5, ("less than or equal to 1", "1.5")),
+    ("seed", 2**63, (f"less than {2**63}", str(2**63))),
+    ("seed", -(2**63) - 1, (str(-(2**63)),)),
+    ("seed", 1.5, ("integer", "1.5")),
+    ("stop", "", ("at least 1 character",)),
+    ("stop", "x" * (MAX_STOP_LENGTH + 1), (f"at most {MAX_STOP_LENGTH} characters",)),
+    ("stop", ["x"] * (MAX_STOPS + 1), (f"at most {MAX_STOPS} items",)),
+    ("stop", 7, ("string", "list", "7")),
+    ("ignore_eos", "yes", ("boolean", "'yes'")),
+    ("n", 2, ("1", "2")),
+    ("n", 0, ("1", "0")),
+    ("stream", "yes", ("boolean", "'yes'")),
+    ("rope", "yarn", ("dictionary or object", "'yarn'")),
+    ("rope.scheme", 5, ("string", "5")),
+    ("rope.mode", "fast", ("native", "static", "dynamic", "'fast'")),
+    ("rope.factor", 0.5, ("greater than or equal to 1", "0.5")),
+    ("rope.factor", "2", ("number", "'2'")),
+    ("rope.growth", "sideways", ("stop", "'sideways'")),
+    ("user", 5, ("string", "5")),
+]
+"""Field, value, and what the message must contain beside the field's name."""
+
+
+def with_field(path: str, field: str, value: Any) -> dict[str, Any]:
+    body = dict(MINIMAL[path])
+    outer, _, inner = field.partition(".")
+    body[outer] = {inner: value} if inner else value
+    return body
+
+
+def test_every_field_of_the_generating_routes_is_in_these_tables() -> None:
+    apart = {"prompt", "messages", "stream_options", "max_completion_tokens"}
+    assert {name for path in GENERATING for name in BODIES[path].model_fields} == IN_RANGE.keys() | apart
+    refused = {field for field, _, _ in OUT_OF_RANGE}
+    assert refused >= IN_RANGE.keys()
+    assert {f"rope.{name}" for name in RopeWishFields.model_fields} <= refused
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in IN_RANGE.items() for value in values]
+)
+def test_every_field_takes_its_limits(client: httpx.Client, path: str, field: str, value: Any) -> None:
+    response = client.post(path, json=with_field(path, field, value))
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(("field", "value", "said"), OUT_OF_RANGE)
+def test_a_value_beyond_a_limit_is_refused_with_field_value_and_limit(
+    client: httpx.Client, path: str, field: str, value: Any, said: tuple[str, ...]
+) -> None:
+    response = client.post(path, json=with_field(path, field, value))
+    error = error_of(response)
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: ")
+    assert all(part in error["message"] for part in said), error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("/generate", {}, "prompt", "prompt is missing"),
+        ("/generate", {"prompt": ""}, "prompt", "at least 1 character"),
+        ("/generate", {"prompt": []}, "prompt", "at least 1 item"),
+        ("/generate", {"prompt": [1, -1]}, "prompt", "greater than or equal to 0"),
+        ("/generate", {"prompt": None}, "prompt", "it is None"),
+        ("/generate", {"prompt": ["a", "b"]}, "prompt", "valid string"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": 1}}, None, "boolean"),
+        ("/v1/chat/completions", {}, "messages", "messages is missing"),
+        ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
+        ("/v1/chat/completions", {"messages": [{"role": "pirate", "content": "a"}]}, "messages.0.role", "'pirate'"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string"),
+        ("/v1/rope/plan", {"prompt_tokens": 0}, "prompt_tokens", "greater than or equal to 1"),
+        ("/v1/rope/plan", {"prompt_tokens": 5, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0", "greater than or equal to 0"),
+        ("/tokenize", {"prompt": 5}, "prompt", "string"),
+    ],
+)
+def test_a_bad_body_is_refused_with_the_offending_field(
+    client: httpx.Client, path: str, body: dict[str, Any], param: str | None, said: str
+) -> None:
+    response = client.post(path, json=body)
+    error = error_of(response)
+    assert response.status_code == 400
+    assert error["param"] == (param or "stream_options.include_usage")
+    assert said in error["message"], error["message"]
+
+
+@pytest.mark.parametrize("path", MINIMAL)
+def test_an_unknown_field_is_refused_by_name(client: httpx.Client, path: str) -> None:
+    assert client.post(path, json=MINIMAL[path]).status_code == 200
+    response = client.post(path, json=MINIMAL[path] | {"best_of": 3})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, "best_of")
+    assert error["message"] == "best_of is not a field of this request"
+
+
+@pytest.mark.parametrize("path", (*GENERATING, "/v1/rope/plan"))
+def test_an_unknown_field_of_a_wish_is_refused_by_name(client: httpx.Client, path: str) -> None:
+    error = error_of(client.post(path, json=MINIMAL[path] | {"rope": {"theta": 1e4}}))
+    assert error["param"] == "rope.theta"
+    assert error["message"] == "rope.theta is not a field of this request"
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param"),
+    [
+        ("/v1/completions", {"stream": True, "stream_options": {"every": 1}}, "stream_options.every"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+            "messages.0.name",
+        ),
+    ],
+)
+def test_an_unknown_field_of_another_part_is_refused_by_name(
+    client: httpx.Client, path: str, extra: dict[str, Any], param: str
+) -> None:
+    error = error_of(client.post(path, json=MINIMAL[path] | extra))
+    assert error["param"] == param
+    assert error["message"] == f"{param} is not a field of this request"
+
+
+def test_a_long_value_is_shown_only_in_part(client: httpx.Client) -> None:
+    error = error_of(client.post("/generate", json={"prompt": "a", "stop": "x" * 50_000}))
+    assert len(error["message"]) < 500
+
+
+def test_only_listed_growths_are_accepted(client: httpx.Client) -> None:
+    """Whatever growths the field's type names, each of them is granted."""
+    annotation = RopeWishFields.model_fields["growth"].annotation
+    growths = [value for part in get_args(annotation) for value in get_args(part)]
+    assert "stop" in growths
+    for growth in growths:
+        answer = client.post("/generate", json=MINIMAL["/generate"] | {"rope": {"growth": growth}}).json()
+        assert answer["rope"]["growth"] == growth

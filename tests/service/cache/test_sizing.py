@@ -1,0 +1,82 @@
+"""How many pages the cache gets: what fits in its memory, and a refusal in numbers where the longest request does not."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.cache.pool import CacheShape
+from service.cache.sizing import CPU_SHARE, CUDA_SHARE, choose_num_pages
+from service.errors import StartupError
+
+CPU = torch.device("cpu")
+SHAPE = CacheShape(layers=2, page_size=4, kv_heads=3, head_dim=8, dtype=torch.bfloat16)
+PAGE_BYTES = 768
+
+
+def set_machine(monkeypatch: pytest.MonkeyPatch, *, available: int, limit_file: Path) -> None:
+    """Pretend that so much memory is free and that the control group's limit stands in that file."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    monkeypatch.setattr("service.cache.sizing.Path", lambda _path: limit_file)
+
+
+@settings(deadline=None)
+@given(memory=st.integers(PAGE_BYTES, 10**9))
+def test_as_many_pages_as_fit_in_the_memory(memory: int) -> None:
+    num_pages = choose_num_pages(SHAPE, CPU, memory, max_length=4)
+    assert num_pages * PAGE_BYTES <= memory < (num_pages + 1) * PAGE_BYTES
+
+
+@pytest.mark.parametrize(("max_length", "needed"), [(1, 1), (4, 1), (5, 2), (400, 100), (401, 101)])
+def test_the_longest_request_fits_or_the_server_does_not_start(max_length: int, needed: int) -> None:
+    assert choose_num_pages(SHAPE, CPU, needed * PAGE_BYTES, max_length) == needed
+    with pytest.raises(StartupError):
+        choose_num_pages(SHAPE, CPU, needed * PAGE_BYTES - 1, max_length)
+
+
+def test_a_refusal_names_the_setting_and_every_number() -> None:
+    with pytest.raises(StartupError) as refusal:
+        choose_num_pages(SHAPE, CPU, 10 * PAGE_BYTES + 5, max_length=41)
+    assert str(refusal.value) == (
+        "kv-cache-memory is 7685 bytes, which holds 40 tokens; one request of the maximum length 41 needs 8448 bytes: "
+        "raise kv-cache-memory or lower max-model-len"
+    )
+
+
+def test_a_refusal_of_the_default_says_that_it_is_a_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_machine(monkeypatch, available=8000, limit_file=tmp_path / "absent")
+    with pytest.raises(StartupError, match=r"share of the free memory that the cache takes is 2000 bytes, which holds"):
+        choose_num_pages(SHAPE, CPU, None, max_length=1000)
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [
+        pytest.param(None, 10**9, id="no control group"),
+        pytest.param("max\n", 10**9, id="no limit"),
+        pytest.param("2000000000\n", 10**9, id="a limit above what is free"),
+        pytest.param("100000000\n", 10**8, id="a limit below what is free"),
+    ],
+)
+def test_the_default_is_a_share_of_what_is_free_within_the_containers_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str | None, counts: int
+) -> None:
+    limit_file = tmp_path / "memory.max"
+    if limit is not None:
+        limit_file.write_text(limit)
+    set_machine(monkeypatch, available=10**9, limit_file=limit_file)
+    assert choose_num_pages(SHAPE, CPU, None, max_length=4) == int(counts * CPU_SHARE) // PAGE_BYTES
+
+
+def test_memory_that_was_asked_for_is_taken_whatever_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_machine(monkeypatch, available=1, limit_file=tmp_path / "absent")
+    assert choose_num_pages(SHAPE, CPU, 7 * PAGE_BYTES, max_length=4) == 7
+
+
+def test_the_default_on_cuda_is_a_share_of_the_devices_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**8, 10**9))
+    assert choose_num_pages(SHAPE, torch.device("cuda"), None, max_length=4) == int(10**8 * CUDA_SHARE) // PAGE_BYTES

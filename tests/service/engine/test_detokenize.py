@@ -1,0 +1,158 @@
+"""Text a token at a time: whole characters only, nothing lost or doubled; and stop strings however the text is cut."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from model_patches.loading.load import load_tokenizer
+from service.engine.detokenize import REPLACEMENT, Detokenizer, StopStrings
+
+TEXTS = {
+    "plain": "The quick brown fox, 12 times:\n\n  jumps\tover.",
+    "emoji": "Fine 😀👍🏽 family 👨‍👩‍👧‍👦 flag 🇳🇱!",
+    "cjk": "漢字とかな、한국어 그리고 中文。𠮷野家",
+    "combining": "e\u0301 o\u0308\u0323 नमस्ते สวัสดี a\u0300\u0301\u0302",
+    "right to left": "שלום عليكم",
+    "leading space": "  indented",
+    "digits": "x  12 3.14",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model_folder: Path) -> Tokenizer:
+    backend: Tokenizer = load_tokenizer(embedded_model_folder).backend_tokenizer
+    return backend
+
+
+@pytest.fixture(scope="module")
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As SentencePiece's: a few words, and a token for each byte, which decode in runs. Token b is byte b."""
+    vocabulary = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "a", "世", "。"]
+    model = models.BPE(vocab={token: number for number, token in enumerate(vocabulary)}, merges=[], byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def pieces(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [detokenizer.push(token_id) for token_id in token_ids]
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_the_pieces_are_whole_characters_and_together_the_text(tokenizer: Tokenizer, text: str) -> None:
+    streamed = pieces(tokenizer, tokenizer.encode(text).ids)
+    assert "".join(streamed) == text
+    assert not any(REPLACEMENT in piece for piece in streamed)
+
+
+def test_a_character_comes_with_its_last_token(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("𠮷").ids
+    assert len(token_ids) == 4
+    assert pieces(tokenizer, token_ids) == ["", "", "", "𠮷"]
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT), max_size=30))
+def test_any_text_comes_through(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text).ids
+    assume(tokenizer.decode(token_ids) == text)  # this vocabulary lacks a few rare bytes
+    streamed = pieces(tokenizer, token_ids)
+    assert "".join(streamed) == text
+    assert not any(REPLACEMENT in piece for piece in streamed)
+
+
+def test_special_tokens_produce_nothing(tokenizer: Tokenizer) -> None:
+    start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
+    word, other = tokenizer.encode("word").ids, tokenizer.encode(" other").ids
+    assert "".join(pieces(tokenizer, [start, *word, end, start, *other, end])) == "word other"
+    assert pieces(tokenizer, [start, end, end]) == ["", "", ""]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_bytes_of_a_character_that_is_never_completed_are_dropped(tokenizer: Tokenizer, kept: int) -> None:
+    assert "".join(pieces(tokenizer, tokenizer.encode("abc").ids + tokenizer.encode("𠮷").ids[:kept])) == "abc"
+
+
+@settings(deadline=None)
+@given(token_ids=st.lists(st.integers(0, 49151) | st.integers(17, 260), max_size=24))
+def test_tokens_that_are_no_valid_text_decode_as_the_whole_does(tokenizer: Tokenizer, token_ids: list[int]) -> None:
+    """Tokens 17 to 260 of this tokenizer are single bytes."""
+    streamed = pieces(tokenizer, token_ids)
+    whole = tokenizer.decode(token_ids, skip_special_tokens=True)
+    assert whole.startswith("".join(streamed))
+    if not whole.endswith(REPLACEMENT):
+        assert "".join(streamed) == whole
+
+
+@pytest.mark.parametrize("text", ["世 hello", " hello hello", "é😀世a。", "aéa"])
+def test_bytes_that_decode_in_runs_come_through_too(byte_fallback_tokenizer: Tokenizer, text: str) -> None:
+    known = {" ": 256, "a": 258, "世": 259, "。": 260}
+    for spelled_out in (False, True):
+        token_ids = [
+            token_id
+            for character in f" {text}"  # the decoder drops the first space
+            for token_id in ([known[character]] if character in known and not spelled_out else character.encode())
+        ]
+        assert "".join(pieces(byte_fallback_tokenizer, token_ids)) == text
+
+
+def test_an_invalid_byte_after_a_valid_character_spoils_nothing_that_is_out(byte_fallback_tokenizer: Tokenizer) -> None:
+    """The whole decodes to three replacements and an a: the run é, 0xFF is invalid as one."""
+    assert pieces(byte_fallback_tokenizer, [*"é".encode(), 0xFF, 258]) == ["", "é", "", f"{REPLACEMENT}a"]
+
+
+@settings(deadline=None)
+@given(token_ids=st.lists(st.integers(0, 261) | st.sampled_from([0xC3, 0xA9, 0xFF, 258]), max_size=24))
+def test_no_sequence_of_bytes_raises_or_loses_a_later_word(
+    byte_fallback_tokenizer: Tokenizer, token_ids: list[int]
+) -> None:
+    streamed = pieces(byte_fallback_tokenizer, [*token_ids, 257, 257])
+    assert "".join(streamed).endswith("hello hello")
+
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)
+
+
+@settings(deadline=None, max_examples=500)
+@given(text=st.text("ab", max_size=12), stops=STOPS, cuts=st.lists(st.integers(0, 12), max_size=12))
+def test_the_stop_string_that_is_complete_first_ends_the_text_however_the_text_is_cut(
+    text: str, stops: tuple[str, ...], cuts: list[int]
+) -> None:
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    stop_end, kept = min(found, default=(len(text) + 1, len(text)))
+    finder = StopStrings(stops)
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    sent = ""
+    for start, end in pairwise(borders):
+        decided, stopped = finder.push(text[start:end])
+        sent += decided
+        assert stopped == (end >= stop_end)
+        if stopped:
+            break
+        held = text[len(sent) : end]
+        assert held == "" or any(stop.startswith(held) for stop in stops), "held back for no reason"
+    assert sent + finder.flush() == text[:kept]
+
+
+def test_text_that_might_begin_a_stop_string_is_held_back_until_it_is_decided() -> None:
+    finder = StopStrings(("###", "</s>"))
+    assert finder.push("a#") == ("a", False)
+    assert finder.push("#") == ("", False)
+    assert finder.push("b<") == ("##b", False)
+    assert finder.push("/s") == ("", False)
+    assert finder.flush() == "</s"
+    assert finder.flush() == ""
+
+
+def test_without_stop_strings_nothing_is_held_back() -> None:
+    finder = StopStrings(())
+    assert finder.push("anything") == ("anything", False)
+    assert finder.flush() == ""
