@@ -16,7 +16,7 @@ from model_patches.loading.embedded import fetch_default as fetch_default_model
 from service import build
 from service.app import create_app
 from service.cli import load_settings
-from service.errors import StartupError
+from service.errors import RequestError, StartupError
 from service.metrics import Metrics
 from service.scaling.explain import explain
 from service.scaling.policy import RopeWish
@@ -81,6 +81,9 @@ def plan(arguments: Mapping[str, Any]) -> None:
         StartupError: the model or a setting is wrong.
         RequestError: the request would be refused.
     """
+    for name in ("prompt_tokens", "max_tokens"):
+        if arguments[name] is not None and arguments[name] < 1:
+            raise RequestError(f"{name} must be at least 1, it is {arguments[name]}", param=name)
     policy = build.inspect(load_settings(arguments)).policy
     wish = RopeWish(scheme=arguments["scheme"], factor=arguments["factor"])
     choice = policy.choose(arguments["prompt_tokens"], arguments["max_tokens"], wish)

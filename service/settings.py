@@ -4,17 +4,14 @@ A setting comes from the command line (`--max-running 8`), the environment (`ROP
 file (`max_running = 8`), in this order of precedence. Knows nothing of what the settings do.
 """
 
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import yaml
 from pydantic import ByteSize, Field, SecretStr, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-    YamlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.errors import StartupError
 
@@ -30,7 +27,9 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(None, description="the model's name in the API; default: from the model")
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for any free one")
-    api_key: SecretStr | None = Field(None, description="bearer key that every route but health and metrics asks for")
+    api_key: SecretStr | None = Field(
+        None, min_length=1, description="bearer key that every route but health and metrics asks for"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
@@ -73,21 +72,20 @@ def settings_class(file: Path | None) -> type[Settings]:
         file: .toml, .yaml or .yml; None for no file.
 
     Raises:
-        StartupError: the file does not exist or is of another kind.
+        StartupError: the file does not exist, is of another kind or cannot be read.
     """
     if file is None:
         return Settings
     if not file.is_file():
         raise StartupError(f"the settings file {file} does not exist")
-    sources = {
-        ".toml": TomlConfigSettingsSource,
-        ".yaml": YamlConfigSettingsSource,
-        ".yml": YamlConfigSettingsSource,
+    parsers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": yaml.safe_load,
+        ".yml": yaml.safe_load,
     }
-    if file.suffix not in sources:
-        raise StartupError(f"the settings file {file} must end in {', '.join(sources)}")
-
-    read_file = sources[file.suffix]
+    if file.suffix not in parsers:
+        raise StartupError(f"the settings file {file} must end in {', '.join(parsers)}")
+    content = _read(file, parsers[file.suffix])
 
     class FileSettings(Settings):
         @classmethod
@@ -100,6 +98,18 @@ def settings_class(file: Path | None) -> type[Settings]:
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             del dotenv_settings, file_secret_settings
-            return init_settings, env_settings, read_file(settings_cls, file)
+            return init_settings, env_settings, InitSettingsSource(settings_cls, content)
 
     return FileSettings
+
+
+def _read(file: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        content = parse(file.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise StartupError(f"the settings file {file} cannot be read: {' '.join(str(error).split())}") from error
+    if content is None:  # YAML's way to read an empty file
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise StartupError(f"the settings file {file} must hold settings by name")
+    return content

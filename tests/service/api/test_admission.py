@@ -81,8 +81,8 @@ def test_text_held_back_for_a_stop_string_that_does_not_come_is_sent_at_the_end(
 
 
 def test_a_seed_repeats_a_sampled_text_and_another_seed_does_not(client: httpx.Client) -> None:
-    texts = [tuple(generate(client, temperature=2, seed=seed)["token_ids"]) for seed in (5, 5, 6)]  # type: ignore[arg-type]
-    assert texts[0] == texts[1] != texts[2]
+    first, again, other = (generate(client, temperature=2, seed=seed)["token_ids"] for seed in (5, 5, 6))
+    assert first == again != other
 
 
 def test_a_requests_own_values_win_over_the_models_defaults() -> None:
@@ -145,9 +145,7 @@ class TestLengths:
         assert "256" in error["message"]
 
     @pytest.mark.parametrize(("prompt", "status"), [(255, 200), (256, 400)])
-    def test_the_longest_prompt_leaves_room_for_one_token(
-        self, client: httpx.Client, prompt: int, status: int
-    ) -> None:
+    def test_the_longest_prompt_leaves_room_for_one_token(self, client: httpx.Client, prompt: int, status: int) -> None:
         response = client.post("/generate", json={"prompt": [40] * prompt})
         assert response.status_code == status
         if status == 200:
@@ -206,4 +204,3 @@ def start_stream(server: FakeServer, client: httpx.Client) -> httpx.Response:
     assert response.status_code == 200
     server.gate.wait_until_reached()
     return response
-

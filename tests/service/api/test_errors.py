@@ -9,11 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.schemas import FIELD_NAMES, ChatRequest, CompletionRequest, GenerateRequest, PlanRequest
+from service.api.schemas import (
+    FIELD_NAMES,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    PlanRequest,
+    RequestModel,
+)
 from tests.serving import MODEL, FakeServer, error_of, fake_server
 
 JSON = {"Content-Type": "application/json"}
-ROUTES = {
+ROUTES: dict[str, type[RequestModel]] = {
     "/generate": GenerateRequest,
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
@@ -83,9 +90,7 @@ def small() -> Iterator[FakeServer]:
 
 class TestBodyLimit:
     @pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 413)])
-    def test_a_body_may_be_as_long_as_the_limit_and_no_longer(
-        self, small: FakeServer, size: int, status: int
-    ) -> None:
+    def test_a_body_may_be_as_long_as_the_limit_and_no_longer(self, small: FakeServer, size: int, status: int) -> None:
         body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
         response = small.client.post("/generate", content=body.ljust(size), headers=JSON)
         assert response.status_code == status
@@ -143,7 +148,7 @@ class TestInvariant8:
         for field in sorted(FIELD_NAMES):
             for body in (f'{{{ordinary}, "{field}": {value}}}', f'{{{ordinary}, "rope": {{"{field}": {value}}}}}'):
                 assert client.post(path, content=body, headers=JSON).status_code < 500, body[:200]
-        named = f'{{{ordinary}, {value if value.startswith(chr(34)) else json.dumps(value[:50])}: 1}}'
+        named = f"{{{ordinary}, {value if value.startswith(chr(34)) else json.dumps(value[:50])}: 1}}"
         assert client.post(path, content=named, headers=JSON).status_code == 400
 
     @pytest.mark.parametrize("path", ROUTES)

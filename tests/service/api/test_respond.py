@@ -119,10 +119,20 @@ class TestDisconnect:
     def test_before_the_answer_begins(self, server: FakeServer, path: str, stream: bool) -> None:
         """A client may be gone when its request is admitted: nothing would be there to notice it later."""
         before, total = ended(server, "cancelled"), admitted(server)
-        with server.gate.closed():
-            asyncio.run(post_and_vanish(server, path, body(path, stream=stream)))
+        with (
+            server.gate.closed(),
+            server.client.stream("POST", "/generate", json=body("", 1, stream=True)) as other,
+        ):
+            server.gate.wait_until_reached()
+            content = body(path, stream=stream)
+            vanishing = threading.Thread(target=lambda: asyncio.run(post_and_vanish(server, path, content)))
+            vanishing.start()
+            wait_until(lambda: server.inbox_size > 1, "the request and its cancellation reach the engine")
+            server.gate.open()
+            other.read()
+        vanishing.join(60)
         server.wait_until_idle()
-        assert admitted(server) == total + 1
+        assert admitted(server) == total + 2
         assert ended(server, "cancelled") == before + 1
 
 

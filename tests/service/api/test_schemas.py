@@ -112,9 +112,7 @@ def test_every_field_of_the_generating_routes_is_in_these_tables() -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field, values in IN_RANGE.items() for value in values]
-)
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in IN_RANGE.items() for value in values])
 def test_every_field_takes_its_limits(client: httpx.Client, path: str, field: str, value: Any) -> None:
     response = client.post(path, json=with_field(path, field, value))
     assert response.status_code == 200, response.text
@@ -173,7 +171,7 @@ def test_an_unknown_field_is_refused_by_name(client: httpx.Client, path: str) ->
     assert error["message"] == "best_of is not a field of this request"
 
 
-@pytest.mark.parametrize("path", (*GENERATING, "/v1/rope/plan"))
+@pytest.mark.parametrize("path", [*GENERATING, "/v1/rope/plan"])
 def test_an_unknown_field_of_a_wish_is_refused_by_name(client: httpx.Client, path: str) -> None:
     error = error_of(client.post(path, json=MINIMAL[path] | {"rope": {"theta": 1e4}}))
     assert error["param"] == "rope.theta"

@@ -1,4 +1,4 @@
-"""How many pages the cache gets: what fits in its memory, and a refusal in numbers where the longest request does not."""
+"""How many pages the cache gets: what fits in its memory, or a refusal in numbers if the longest request does not."""
 
 from pathlib import Path
 from types import SimpleNamespace

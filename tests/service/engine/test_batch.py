@@ -40,7 +40,9 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 @settings(deadline=None)
-@given(step_rows=st.lists(rows(), min_size=1, max_size=6), page_size=st.sampled_from([1, 2, 4, 16]), seed=st.integers(0))
+@given(
+    step_rows=st.lists(rows(), min_size=1, max_size=6), page_size=st.sampled_from([1, 2, 4, 16]), seed=st.integers(0)
+)
 def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], page_size: int, seed: int) -> None:
     random = Random(seed)
     step = make_step(step_rows, page_size, random)
@@ -70,10 +72,10 @@ def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], pag
 
 
 @settings(deadline=None)
-@given(step_rows=st.lists(rows(), min_size=1, max_size=6), page_size=st.sampled_from([1, 2, 4, 16]), seed=st.integers(0))
-def test_lengths_and_block_tables_say_where_each_sequence_lies(
-    step_rows: list[Row], page_size: int, seed: int
-) -> None:
+@given(
+    step_rows=st.lists(rows(), min_size=1, max_size=6), page_size=st.sampled_from([1, 2, 4, 16]), seed=st.integers(0)
+)
+def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[Row], page_size: int, seed: int) -> None:
     step = make_step(step_rows, page_size, Random(seed))
     layers = [KeyValuePages(torch.zeros(NUM_PAGES, page_size, 1, 2), torch.zeros(NUM_PAGES, page_size, 1, 2))]
 

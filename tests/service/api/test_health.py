@@ -1,0 +1,162 @@
+"""What orchestrators and dashboards are told: alive, ready, and the numbers."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.errors import StartupError
+from service.metrics import FIRST_TOKEN_BUCKETS, INTER_TOKEN_BUCKETS, REQUEST_BUCKETS
+from tests.serving import MODEL, FakeServer, error_of, fake_server, read_stream, wait_until
+
+GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio"}
+COUNTERS = {"prompt_tokens", "generation_tokens", "num_preemptions", "request_success"}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": FIRST_TOKEN_BUCKETS,
+    "inter_token_latency_seconds": INTER_TOKEN_BUCKETS,
+    "e2e_request_latency_seconds": REQUEST_BUCKETS,
+    "request_queue_time_seconds": REQUEST_BUCKETS,
+    "request_prefill_time_seconds": REQUEST_BUCKETS,
+    "request_decode_time_seconds": REQUEST_BUCKETS,
+    "request_prompt_tokens": None,
+    "request_generation_tokens": None,
+    "iteration_tokens": None,
+}
+
+
+@contextmanager
+def loading_server() -> Iterator[tuple[FakeServer, threading.Event]]:
+    """A server that loads until the event is set."""
+    may_load = threading.Event()
+
+    def wait() -> None:
+        assert may_load.wait(60)
+
+    with fake_server(before_load=wait, wait_ready=False) as server:
+        try:
+            yield server, may_load
+        finally:
+            may_load.set()
+
+
+class TestLoading:
+    def test_until_the_model_is_loaded_it_is_alive_but_not_ready(self) -> None:
+        with loading_server() as (server, may_load):
+            client = server.client
+            assert client.get("/health").json() == {"status": "alive"}
+            response = client.get("/ready")
+            error = error_of(response)
+            assert (response.status_code, error["code"]) == (503, "not_ready")
+            assert f"the model {MODEL} is still loading" in error["message"]
+            may_load.set()
+            wait_until(lambda: client.get("/ready").status_code == 200, "the server is ready")
+            assert client.get("/ready").json() == {"status": "ready", "model": MODEL}
+            assert client.get("/health").status_code == 200
+
+    @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize"])
+    def test_until_then_requests_are_told_when_to_come_again(self, path: str) -> None:
+        with loading_server() as (server, _):
+            prompt = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+            response = server.client.post(path, json=prompt)
+            assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+            assert int(response.headers["retry-after"]) >= 1
+
+    def test_what_needs_no_weights_is_served_already(self) -> None:
+        with loading_server() as (server, _):
+            assert server.client.post("/v1/rope/plan", json={"prompt_tokens": 100}).json()["factor"] > 1
+            assert server.client.get("/metrics").status_code == 200
+
+
+def test_when_loading_fails_the_server_ends() -> None:
+    may_fail = threading.Event()
+
+    def fail() -> None:
+        assert may_fail.wait(60)
+        raise StartupError("the weights are gone")
+
+    with fake_server(before_load=fail, wait_ready=False) as server:
+        assert server.client.get("/health").status_code == 200
+        may_fail.set()
+        wait_until(lambda: not server.is_serving, "the server ends")
+        assert [str(error) for error in server.failures] == ["the weights are gone"]
+
+
+class TestMetrics:
+    def test_everything_that_dashboards_expect_is_there_before_the_first_request(self) -> None:
+        with fake_server() as server:
+            response = server.client.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=")
+        families = {family.name: family for family in text_string_to_metric_families(response.text)}
+        for names, kind in ((GAUGES, "gauge"), (COUNTERS, "counter"), (set(HISTOGRAMS), "histogram")):
+            for name in names:
+                assert families[f"ropewalk_{name}"].type == kind
+        assert all(family.documentation for family in families.values())
+        reasons = {sample.labels["finished_reason"] for sample in families["ropewalk_request_success"].samples}
+        assert reasons == {"stop", "length", "cancelled", "error"}
+
+    @pytest.mark.parametrize(("name", "buckets"), HISTOGRAMS.items())
+    def test_histograms_have_the_expected_buckets(
+        self, server: FakeServer, name: str, buckets: tuple[float, ...] | None
+    ) -> None:
+        prefix = f"ropewalk_{name}_bucket{{le="
+        bounds = [key.removeprefix(prefix).rstrip("}") for key in server.samples() if key.startswith(prefix)]
+        expected = buckets if buckets is not None else tuple(float(2**power) for power in range(18))
+        assert tuple(map(float, bounds)) == (*expected, float("inf"))
+
+    def test_requests_are_counted_with_their_tokens_times_and_plans(self) -> None:
+        with fake_server() as server:
+            short, scaled = {"prompt": "x" * 10, "max_tokens": 7}, {"prompt": "x" * 100, "max_tokens": 3}
+            server.client.post("/generate", json=short)
+            read_stream(server.client, "/v1/completions", short)
+            server.client.post("/generate", json=scaled)
+            server.wait_until_idle()
+            samples = server.samples()
+        expected = {
+            "request_success_total{finished_reason=length}": 3,
+            "request_success_total{finished_reason=cancelled}": 0,
+            "request_plan_total{factor=1,mode=native,scheme=default}": 2,
+            "request_plan_total{factor=2,mode=static,scheme=yarn}": 1,
+            "prompt_tokens_total": 120,
+            "generation_tokens_total": 17,
+            "request_prompt_tokens_count": 3,
+            "request_prompt_tokens_sum": 120,
+            "request_generation_tokens_sum": 17,
+            "time_to_first_token_seconds_count": 3,
+            "inter_token_latency_seconds_count": 14,
+            "e2e_request_latency_seconds_count": 3,
+            "request_queue_time_seconds_count": 3,
+            "request_prefill_time_seconds_count": 3,
+            "request_decode_time_seconds_count": 3,
+            "iteration_tokens_sum": 120 + 17 - 3,
+            "step_failures_total": 0,
+            "num_requests_running": 0,
+            "num_requests_waiting": 0,
+            "kv_cache_usage_ratio": 0,
+            "kv_cache_used_bytes": 0,
+        }
+        assert {name: samples[f"ropewalk_{name}"] for name in expected} == expected
+
+    def test_a_running_and_a_waiting_request_show(self) -> None:
+        with fake_server(max_running=1, num_pages=128) as server, server.new_client() as client:
+            body = {"prompt": "x" * 10, "max_tokens": 2, "stream": True}
+            with server.gate.closed(), client.stream("POST", "/generate", json=body) as first:
+                server.gate.wait_until_reached()
+                with client.stream("POST", "/generate", json=body) as second:
+                    # The engine takes the second in and shows both once it has made a step.
+                    server.gate.pass_one_step()
+                    samples = server.samples()
+                    server.gate.open()
+                    second.read()
+                first.read()
+        assert samples["ropewalk_num_requests_running"] == 1
+        assert samples["ropewalk_num_requests_waiting"] == 1
+        assert samples["ropewalk_kv_cache_usage_ratio"] == pytest.approx(3 / 128)
+        assert samples["ropewalk_kv_cache_used_bytes"] == 300
+
+    def test_two_servers_share_no_number(self, client: httpx.Client) -> None:
+        client.post("/generate", json={"prompt": "a", "max_tokens": 1})
+        with fake_server() as other:
+            assert other.samples()["ropewalk_request_success_total{finished_reason=length}"] == 0

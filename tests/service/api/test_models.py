@@ -1,0 +1,128 @@
+"""What a client can ask about the model without running it."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from model_patches.schemes import SCHEMES
+from service.scaling.explain import explain
+from service.scaling.policy import Policy, RopeWish
+from tests.fakes import GEOMETRY
+from tests.serving import MODEL, FakeServer, error_of
+
+POLICY = Policy(GEOMETRY)
+EDGES = sorted({max(1, POLICY.coverage(rung) + step) for rung in POLICY.ladder for step in (-1, 0, 1)} | {1, 2})
+
+
+def test_the_model_is_listed_with_what_requests_can_ask_for(server: FakeServer) -> None:
+    answer = server.client.get("/v1/models").json()
+    assert answer["object"] == "list"
+    (card,) = answer["data"]
+    assert isinstance(card.pop("created"), int)
+    assert set(card.pop("rope_schemes")) <= SCHEMES.keys()
+    assert card == {
+        "id": MODEL,
+        "object": "model",
+        "owned_by": "ropewalk",
+        "max_model_len": 256,
+        "native_length": 64,
+        "rope_factors": list(POLICY.ladder),
+    }
+
+
+def test_every_listed_scheme_and_factor_is_granted(client: httpx.Client) -> None:
+    (card,) = client.get("/v1/models").json()["data"]
+    assert len(card["rope_schemes"]) > 1
+    for scheme in card["rope_schemes"]:
+        factors = card["rope_factors"] if scheme != "default" else [1]
+        for factor in factors:
+            wish = {"scheme": scheme, "factor": factor}
+            response = client.post("/v1/rope/plan", json={"prompt_tokens": 5, "max_tokens": 1, "rope": wish})
+            assert response.status_code == 200, response.text
+            assert response.json()["factor"] == factor
+
+
+def test_openais_client_lists_the_model(server: FakeServer) -> None:
+    with server.openai() as openai:
+        assert [model.id for model in openai.models.list()] == [MODEL]
+
+
+@pytest.mark.parametrize("prompt_tokens", [length for length in EDGES if length < POLICY.max_length])
+@pytest.mark.parametrize("asked", [1, 10, "to the native length", "one more", "to the maximum", None])
+def test_the_plan_at_every_edge_is_the_policys(
+    client: httpx.Client, prompt_tokens: int, asked: int | str | None
+) -> None:
+    named = {
+        "to the native length": max(1, 64 - prompt_tokens),
+        "one more": max(1, 65 - prompt_tokens),
+        "to the maximum": POLICY.max_length - prompt_tokens,
+    }
+    max_tokens = named[asked] if isinstance(asked, str) else asked
+    if max_tokens is not None and prompt_tokens + max_tokens > POLICY.max_length:
+        max_tokens = POLICY.max_length - prompt_tokens
+    answer = client.post("/v1/rope/plan", json={"prompt_tokens": prompt_tokens, "max_tokens": max_tokens}).json()
+    expected = explain(POLICY.choose(prompt_tokens, max_tokens), POLICY)
+    assert answer == expected | {"prompt_tokens": prompt_tokens}
+
+
+@pytest.mark.parametrize("prompt_tokens", [POLICY.max_length, POLICY.max_length + 1])
+def test_no_plan_covers_a_prompt_of_the_maximum_length(client: httpx.Client, prompt_tokens: int) -> None:
+    response = client.post("/v1/rope/plan", json={"prompt_tokens": prompt_tokens})
+    error = error_of(response)
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"scheme": "linear"},
+        {"factor": 2},
+        {"mode": "static"},
+        {"mode": "dynamic"},
+        {"mode": "native"},
+        {"scheme": "ntk", "factor": 4, "growth": "stop"},
+    ],
+)
+def test_the_plan_of_a_wish_is_the_policys(client: httpx.Client, wish: dict[str, Any]) -> None:
+    answer = client.post("/v1/rope/plan", json={"prompt_tokens": 50, "max_tokens": 30, "rope": wish}).json()
+    assert answer == explain(POLICY.choose(50, 30, RopeWish(**wish)), POLICY) | {"prompt_tokens": 50}
+
+
+def test_a_plan_is_what_a_request_then_gets(client: httpx.Client) -> None:
+    for length in (5, 60, 64, 90, 200):
+        body = {"prompt": [70] * length, "max_tokens": 20}
+        planned = client.post("/v1/rope/plan", json=body).json()
+        assert planned["prompt_tokens"] == length
+        rope = client.post("/generate", json=body).json()["rope"]
+        for field in ("scheme", "mode", "factor", "growth", "reason", "native_length"):
+            assert rope[field] == planned[field]
+        assert rope["max_length"] == planned["plan_max_length"]
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "prompt_tokens": 1}])
+def test_a_plan_needs_a_prompt_or_its_length_and_not_both(client: httpx.Client, body: dict[str, Any]) -> None:
+    error = error_of(client.post("/v1/rope/plan", json=body))
+    assert (error["param"], error["message"]) == ("prompt", "give either prompt or prompt_tokens")
+
+
+@pytest.mark.parametrize("text", ["Hello, rope!", " leading", "x  12\n\ty", "<user>hi<assistant>", "a" * 1000, ""])
+def test_a_text_comes_back_from_its_tokens(client: httpx.Client, text: str) -> None:
+    answer = client.post("/tokenize", json={"prompt": text}).json()
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == 256
+    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokens_are_those_that_a_request_is_charged_for(client: httpx.Client) -> None:
+    text = "<user>Hello 12<assistant>"
+    tokens = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert tokens == [2, *b"Hello 12", 3]
+    usage = client.post("/generate", json={"prompt": text, "max_tokens": 1}).json()["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+
+
+def test_a_token_beyond_the_vocabulary_cannot_be_detokenized(client: httpx.Client) -> None:
+    response = client.post("/detokenize", json={"tokens": [128]})
+    assert response.status_code == 400
+    assert "128" in error_of(response)["message"]

@@ -1,0 +1,212 @@
+"""The command line: which source wins, one clear line for what is wrong, and `ropewalk plan`."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_patches.geometry import read_geometry
+from service import commands
+from service.__main__ import main
+from service.cli import load_settings
+from service.errors import StartupError
+from service.scaling.explain import explain
+from service.scaling.policy import Policy, RopeWish
+from service.settings import Settings
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1000,
+    "rope_theta": 10000.0,
+}
+POLICY = Policy(read_geometry(CONFIG))
+
+Served = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"ROPEWALK_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder that has a config.json and nothing else."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """Runs `ropewalk serve ...` up to its settings."""
+    seen: list[Settings] = []
+    monkeypatch.setattr(commands, "serve", lambda arguments: seen.append(load_settings(arguments)))
+
+    def run(*arguments: str) -> Settings:
+        main(["serve", *arguments])
+        return seen.pop()
+
+    return run
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that ends with status 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("ropewalk: error: ")
+    return line
+
+
+class TestPrecedence:
+    def test_command_line_then_environment_then_file_then_default(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "settings.yaml"
+        file.write_text("port: 1\nmax_queued: 1\nmax_running: 1\nmodel: from-file\n", encoding="utf-8")
+        monkeypatch.setenv("ROPEWALK_PORT", "2")
+        monkeypatch.setenv("ROPEWALK_MAX_QUEUED", "2")
+        settings = served("--port", "3", "--config", str(file))
+        assert (settings.port, settings.max_queued, settings.max_running) == (3, 2, 1)
+        assert settings.host == "127.0.0.1"
+        assert settings.model == "from-file"
+        assert served("given", "--config", str(file)).model == "given"
+
+    def test_without_anything_the_defaults_hold(self, served: Served) -> None:
+        assert served().model_dump() == load_settings({}).model_dump()
+        assert served().port == 8000
+
+    @pytest.mark.parametrize("name", [name for name in Settings.model_fields if name != "model"])
+    def test_every_setting_is_an_option_and_a_variable(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        values = {"trust_remote_code": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
+        values |= {"kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
+        value = values.get(name, "77")
+        option = "--" + name.replace("_", "-")
+        given = getattr(served(option) if value == "true" else served(option, value), name)
+        monkeypatch.setenv(f"ROPEWALK_{name.upper()}", value)
+        assert getattr(served(), name) == given
+        if name != "growth":
+            assert given != getattr(Settings.model_construct(), name)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--max-running", "x"], ["max-running", "'x'", "integer"]),
+            (["--port", "70000"], ["port", "65535", "'70000'"]),
+            (["--dtype", "int4"], ["dtype", "bfloat16", "'int4'"]),
+            (["--kv-cache-memory", "lots"], ["kv-cache-memory", "'lots'"]),
+            (["--max-running", "600"], ["max_batch_tokens (512) must be at least max_running (600)"]),
+            (["--config", "/nowhere/settings.toml"], ["/nowhere/settings.toml does not exist"]),
+            (["/nowhere/model"], ["/nowhere/model", "not found"]),
+        ],
+    )
+    def test_a_wrong_value_ends_in_one_line_and_status_2(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str], said: list[str]
+    ) -> None:
+        line = refusal(capsys, "serve", *arguments)
+        assert all(part in line for part in said), line
+
+    @pytest.mark.parametrize(
+        ("name", "text"), [("s.toml", "max_runing = 5"), ("s.yaml", "max_runing: 5"), ("s.yml", "max_runing: 5")]
+    )
+    def test_an_unknown_name_in_a_file_is_refused_by_name(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
+    ) -> None:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert "max-runing" in refusal(capsys, "serve", "--config", str(tmp_path / name))
+
+    def test_a_broken_file_ends_in_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "s.yaml").write_text("port: [1", encoding="utf-8")
+        assert "cannot be read" in refusal(capsys, "serve", "--config", str(tmp_path / "s.yaml"))
+
+    def test_a_wrong_variable_is_refused_like_an_option(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ROPEWALK_MAX_QUEUED", "0")
+        assert "max-queued" in refusal(capsys, "serve")
+
+    def test_several_wrong_values_are_all_named(self) -> None:
+        with pytest.raises(StartupError, match=r"port: .*; max-running: "):
+            load_settings({"port": "x", "max_running": "y"})
+
+    def test_an_unknown_option_is_refused_by_name(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--max-runing", "5"])
+        assert ended.value.code == 2
+        assert "--max-runing" in capsys.readouterr().err
+
+
+class TestPlan:
+    def planned(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+        main(["plan", *arguments, "--json"])
+        facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return facts
+
+    @pytest.mark.parametrize(
+        ("prompt", "most"), [(1, 1), (900, 100), (900, 101), (999, None), (1000, None), (1001, 5), (3999, 1)]
+    )
+    def test_json_tells_what_the_policy_chooses_from_config_json_alone(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, prompt: int, most: int | None
+    ) -> None:
+        limit = [] if most is None else ["--max-tokens", str(most)]
+        facts = self.planned(capsys, str(folder), "--prompt-tokens", str(prompt), *limit)
+        assert facts == explain(POLICY.choose(prompt, most), POLICY)
+
+    def test_a_wish_is_passed_on(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        arguments = ("--prompt-tokens", "10", "--max-tokens", "5", "--scheme", "linear", "--factor", "2")
+        facts = self.planned(capsys, str(folder), *arguments)
+        assert facts == explain(POLICY.choose(10, 5, RopeWish(scheme="linear", factor=2.0)), POLICY)
+
+    def test_settings_shape_the_policy(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        lengths = ("--native-length", "100", "--max-model-len", "300", "--rope-reserve", "20")
+        facts = self.planned(capsys, str(folder), "--prompt-tokens", "110", *lengths)
+        policy = Policy(read_geometry(CONFIG), native_length=100, max_length=300, reserve=20)
+        assert facts == explain(policy.choose(110, None), policy)
+
+    def test_for_people_it_says_the_same(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        main(["plan", str(folder), "--prompt-tokens", "1500", "--max-tokens", "10"])
+        lines = capsys.readouterr().out.splitlines()
+        choice = POLICY.choose(1500, 10)
+        shown = dict(re.split(r"\s+", line, maxsplit=1) for line in lines[:8])
+        assert shown["reason"] == choice.reason
+        assert float(shown["factor"]) == choice.plan.factor
+        assert len([line for line in lines if re.match(r" +\d+ ", line)]) == len(choice.plan.inv_freq)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--prompt-tokens", "4000"], ["4000", "maximum length is 4000"]),
+            (["--prompt-tokens", "3000", "--max-tokens", "1001"], ["3000", "1001", "4001", "4000"]),
+            (["--prompt-tokens", "0"], ["prompt_tokens must be at least 1, it is 0"]),
+            (["--prompt-tokens", "-5"], ["prompt_tokens must be at least 1, it is -5"]),
+            (["--prompt-tokens", "5", "--max-tokens", "0"], ["max_tokens must be at least 1, it is 0"]),
+            (["--prompt-tokens", "5", "--scheme", "magic"], ["'magic'", "yarn"]),
+            (["--prompt-tokens", "5", "--factor", "7"], ["factor 7", "1.25, 1.5, 2"]),
+            (["--prompt-tokens", "5", "--factor", "nan"], ["factor nan"]),
+        ],
+    )
+    def test_what_would_be_refused_ends_in_one_line_and_status_2(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, arguments: list[str], said: list[str]
+    ) -> None:
+        line = refusal(capsys, "plan", str(folder), *arguments)
+        assert all(part in line for part in said), line
+
+    def test_a_folder_without_config_is_refused(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert "config.json" in refusal(capsys, "plan", str(tmp_path), "--prompt-tokens", "5")

@@ -1,0 +1,143 @@
+"""Settings: their sources, their limits, and that nothing unknown is passed over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from service.errors import StartupError
+from service.settings import Settings, settings_class
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"ROPEWALK_{name.upper()}", raising=False)
+
+
+def settings_of(cls: type[Settings] = Settings, **values: Any) -> Settings:
+    return cls(**values)
+
+
+def written(tmp_path: Path, name: str, text: str) -> Path:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.toml", 'max_running = 5\nkv_cache_memory = "2GiB"\napi_key = "k"\ntrust_remote_code = true\n'),
+        ("s.yaml", "max_running: 5\nkv_cache_memory: 2GiB\napi_key: k\ntrust_remote_code: true\n"),
+        ("s.yml", "max_running: 5\nkv_cache_memory: 2147483648\napi_key: k\ntrust_remote_code: true\n"),
+    ],
+)
+def test_toml_and_yaml_files_are_read(tmp_path: Path, name: str, text: str) -> None:
+    settings = settings_of(settings_class(written(tmp_path, name, text)))
+    assert (settings.max_running, settings.kv_cache_memory, settings.trust_remote_code) == (5, 2 * 2**30, True)
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "k"
+
+
+def test_the_environment_wins_over_the_file_and_arguments_over_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_file = settings_class(written(tmp_path, "s.toml", "max_running = 5\nmax_queued = 5\nport = 5\n"))
+    monkeypatch.setenv("ROPEWALK_MAX_QUEUED", "6")
+    monkeypatch.setenv("ROPEWALK_PORT", "6")
+    settings = settings_of(from_file, port=7)
+    assert (settings.max_running, settings.max_queued, settings.port) == (5, 6, 7)
+    assert settings.max_batch_tokens == Settings.model_fields["max_batch_tokens"].default
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    for name in ("s.toml", "s.yaml"):
+        assert settings_of(settings_class(written(tmp_path, name, ""))).model_dump() == settings_of().model_dump()
+
+
+@pytest.mark.parametrize("text", ["max_runing = 5\n", "[serve]\nport = 5\n", "prefix = 'ROPEWALK'\n"])
+def test_an_unknown_name_in_a_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        settings_of(settings_class(written(tmp_path, "s.toml", text)))
+    (problem,) = refusal.value.errors()
+    assert problem["type"] == "extra_forbidden"
+    assert str(problem["loc"][0]) in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        pytest.param("s.toml", b"port = ", "cannot be read", id="TOML cut off"),
+        pytest.param("s.yaml", b"port: [1", "cannot be read", id="YAML cut off"),
+        pytest.param("s.toml", b"\xff\xfe", "cannot be read", id="no text"),
+        pytest.param("s.yaml", b"port: !!python/object/apply:os.getpid []", "cannot be read", id="YAML with code"),
+        pytest.param("s.yaml", b"- port\n- 5\n", "must hold settings by name", id="a list"),
+        pytest.param("s.yaml", b"5: port\n", "must hold settings by name", id="a number as name"),
+        pytest.param("s.ini", b"port = 5", "must end in .toml, .yaml, .yml", id="another kind"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(StartupError) as refusal:
+        settings_class(file)
+    assert said in str(refusal.value)
+    assert str(file) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="does not exist"):
+        settings_class(tmp_path / "s.toml")
+
+
+LIMITS: list[tuple[str, Any, Any]] = [
+    ("port", 0, -1),
+    ("port", 65535, 65536),
+    ("api_key", "k", ""),
+    ("device", "cpu", "tpu"),
+    ("dtype", "float32", "int4"),
+    ("native_length", 2, 1),
+    ("max_model_len", 2, 1),
+    ("growth", "stop", "sideways"),
+    ("rope_reserve", 1, 0),
+    ("kv_cache_memory", "1MiB", "lots"),
+    ("kv_cache_memory", 1, 0),
+    ("kv_cache_dtype", "fp32", "int3"),
+    ("max_batch_tokens", 64, 0),
+    ("max_running", 1, 0),
+    ("max_queued", 1, 0),
+    ("max_body_bytes", 1, 0),
+    ("sse_keepalive_seconds", 0.001, 0),
+    ("shutdown_seconds", 0, -1),
+    ("log_level", "debug", "chatty"),
+]
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), LIMITS)
+def test_a_setting_takes_its_limit_and_nothing_beyond(name: str, inside: Any, outside: Any) -> None:
+    settings_of(**{name: inside})
+    with pytest.raises(ValidationError) as refusal:
+        settings_of(**{name: outside})
+    assert refusal.value.errors()[0]["loc"] == (name,)
+
+
+@pytest.mark.parametrize(("tokens", "running", "accepted"), [(8, 8, True), (7, 8, False)])
+def test_a_step_has_a_token_for_every_running_request(tokens: int, running: int, accepted: bool) -> None:
+    if accepted:
+        assert settings_of(max_batch_tokens=tokens, max_running=running).max_batch_tokens == tokens
+        return
+    with pytest.raises(ValidationError, match=r"max_batch_tokens \(7\) must be at least max_running \(8\)"):
+        settings_of(max_batch_tokens=tokens, max_running=running)
+
+
+def test_the_key_is_not_in_what_is_printed_of_settings() -> None:
+    assert "open-sesame" not in repr(Settings.model_validate({"api_key": "open-sesame"}))
+
+
+def test_every_setting_is_described() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
