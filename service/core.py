@@ -116,8 +116,8 @@ class Sequence:
     # scheduler
     num_computed: int = 0  # tokens whose keys and values are in the pages
     pages: list[int] = field(default_factory=list)
-    deadline: int = 0  # on the scheduler's clock of prefilled tokens
-    scheduled_time: float | None = None
+    deadline: int = 0  # on the scheduler's clock of computed tokens
+    scheduled_time: float | None = None  # of its first step
 
     # engine, after each step
     output: list[int] = field(default_factory=list)

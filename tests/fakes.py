@@ -79,6 +79,9 @@ class ByteStream:
     def push(self, token_id: int) -> str:
         return chr(token_id)
 
+    def flush(self) -> str:
+        return ""
+
 
 @dataclass
 class EngineUnderTest:

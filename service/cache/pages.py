@@ -45,7 +45,9 @@ class PageAllocator:
 
     def check(self) -> None:
         """Assert that no page is lost, doubled or both free and used."""
-        assert len(self._free) + len(self._used) == self.num_pages, (
-            f"{len(self._free)} free + {len(self._used)} used pages are not {self.num_pages}"
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert self._used.isdisjoint(free), "a page is both free and used"
+        assert len(free) + len(self._used) == self.num_pages, (
+            f"{len(free)} free + {len(self._used)} used pages are not {self.num_pages}"
         )
-        assert self._used.isdisjoint(self._free)

@@ -5,6 +5,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not, or not yet, a character
+MOST_PENDING = 16  # tokens; no character takes so many, what has not become text by then never will
 
 
 class TextStream(Protocol):
@@ -12,6 +13,10 @@ class TextStream(Protocol):
 
     def push(self, token_id: int) -> str:
         """The text that this token completes: whole characters only, perhaps none."""
+        ...
+
+    def flush(self) -> str:
+        """The whole characters that wait for one that is not complete; no token follows."""
         ...
 
 
@@ -29,13 +34,21 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         self._pending.append(token_id)
-        before, text = self._decode(self._context), self._decode(self._context + self._pending)
-        if text == before or text.endswith(REPLACEMENT):
+        text = self._pending_text()
+        if len(self._pending) >= MOST_PENDING:
+            text = text.rstrip(REPLACEMENT)
+        elif not text or text.endswith(REPLACEMENT):
             return ""
-        if not text.startswith(before):  # where bytes decode in runs, an invalid one spoils valid ones before it
-            before, text = "", self._decode(self._pending)
         self._context, self._pending = self._pending, []
-        return text[len(before) :]
+        return text
+
+    def flush(self) -> str:
+        return self._pending_text().rstrip(REPLACEMENT)
+
+    def _pending_text(self) -> str:
+        before, text = self._decode(self._context), self._decode(self._context + self._pending)
+        # Where bytes decode in runs, an invalid one spoils valid ones before it.
+        return text[len(before) :] if text.startswith(before) else self._decode(self._pending)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

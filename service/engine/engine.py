@@ -48,8 +48,8 @@ class Engine:
 
     def add(self, sequence: Sequence) -> None:
         """Admit a sequence. It must fit the cache whole."""
-        self._live[sequence] = (self._new_text_stream(), StopStrings(sequence.sampling.stop))
         self.scheduler.add(sequence)
+        self._live[sequence] = (self._new_text_stream(), StopStrings(sequence.sampling.stop))
         self._metrics.observe_admission(sequence)
         self._observe_load()
 
@@ -130,11 +130,20 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """The one place where a sequence ends."""
-        _, stops = self._live.pop(sequence)
-        self.scheduler.remove(sequence)
-        event = FinishEvent(reason, stops.flush(), _timing(sequence, time.monotonic()), error)
-        self._metrics.observe_end(sequence, event)
-        sequence.deliver(event)
+        text = self._rest_of_text(sequence) if reason != FinishReason.ERROR else ""
+        event = FinishEvent(reason, text, _timing(sequence, time.monotonic()), error)
+        del self._live[sequence]
+        try:
+            self.scheduler.remove(sequence)
+        finally:
+            self._metrics.observe_end(sequence, event)
+            sequence.deliver(event)
+
+    def _rest_of_text(self, sequence: Sequence) -> str:
+        """Text that was held back until the end was known."""
+        stream, stops = self._live[sequence]
+        text, stopped = stops.push(stream.flush())
+        return text if stopped else text + stops.flush()
 
     def _observe_load(self) -> None:
         pages, metrics = self.scheduler.pages, self._metrics

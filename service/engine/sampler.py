@@ -11,6 +11,8 @@ import torch
 
 from service import core
 
+LEAST_TEMPERATURE = 1e-5  # as good as greedy; by much less, logits become infinite
+
 
 @dataclass(frozen=True)
 class SamplingTensors:
@@ -49,7 +51,7 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
 
     return SamplingTensors(
         rows=torch.tensor(rows, device=device),
-        temperature=column([s.sampling.temperature for s in sampled]),
+        temperature=column([max(s.sampling.temperature, LEAST_TEMPERATURE) for s in sampled]),
         top_k=column([min(s.sampling.top_k or vocabulary, vocabulary) for s in sampled], torch.int64),
         top_p=column([s.sampling.top_p for s in sampled]),
         min_p=column([s.sampling.min_p for s in sampled]),
@@ -79,16 +81,15 @@ def sample(logits: torch.Tensor, tensors: SamplingTensors | None) -> list[int]:
 
 def _filter(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
     """Probabilities [S, vocabulary] after top_k, top_p and min_p, not renormalised."""
-    vocabulary = logits.shape[-1]
-    widest = int(tensors.top_k.max())
-    if widest < vocabulary:
-        kth = logits.topk(widest).values.gather(-1, tensors.top_k - 1)
+    if int(tensors.top_k.min()) < logits.shape[-1]:
+        kth = logits.topk(int(tensors.top_k.max())).values.gather(-1, tensors.top_k - 1)
         logits = logits.masked_fill(logits < kth, -torch.inf)
     probabilities = logits.softmax(dim=-1)
     if bool((tensors.top_p < 1).any()):
         ordered, order = probabilities.sort(dim=-1, descending=True)
-        mass_before = ordered.cumsum(dim=-1) - ordered
-        dropped = (mass_before >= tensors.top_p).scatter(-1, order, mass_before >= tensors.top_p)
+        # Rounded, the mass can reach 1 before the last token: a row without top_p must not notice.
+        beyond = (ordered.cumsum(dim=-1) - ordered >= tensors.top_p) & (tensors.top_p < 1)
+        dropped = beyond.scatter(-1, order, beyond)
         dropped.scatter_(-1, order[:, :1], False)
         probabilities = probabilities.masked_fill(dropped, 0.0)
     least = tensors.min_p * probabilities.amax(dim=-1, keepdim=True)
@@ -99,4 +100,4 @@ def _draw(probabilities: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """The token at which the cumulative probability first exceeds draw × total, int64 [S]."""
     cumulative = probabilities.to(torch.float64).cumsum(dim=-1)
     tokens = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)[:, 0]
-    return tokens.clamp_(max=probabilities.shape[-1] - 1)  # a draw next to 1 can round up to the total itself
+    return tokens.clamp_(max=probabilities.shape[-1] - 1)  # a row of NaN gets a token of the vocabulary all the same

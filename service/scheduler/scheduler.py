@@ -14,7 +14,7 @@ class Scheduler:
     A step is `{sequence: number of tokens}`: a prefill, a chunk of one and a decode differ only in that number.
 
     Decoding rows come first. What is left of the token budget goes to prompts by deadline: the scheduler's clock counts
-    prefilled tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
+    computed tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
     by prompts that arrived while it could have been served.
 
@@ -65,7 +65,10 @@ class Scheduler:
             if tokens > 0 and sequence in self.running and self._grow(sequence, step):
                 step[sequence] = tokens
                 budget -= tokens
-        self._clock += sum(tokens for tokens in step.values() if tokens > 1)
+        self._clock += sum(step.values())
+        for sequence in step:
+            if sequence.scheduled_time is None:
+                sequence.scheduled_time = time.monotonic()
         return step
 
     def complete(self, step: dict[Sequence, int]) -> list[Sequence]:
@@ -82,13 +85,11 @@ class Scheduler:
         while self.waiting and len(self.running) < self._max_running:
             needed = self.pages.pages_for(self.waiting[0].num_tokens)
             # One page to spare for each sequence that runs already, or the newcomer would soon be preempted.
-            if needed + len(self.running) > self.pages.num_free and self.running:
+            if needed + len(self.running) > self.pages.num_free:
                 return
             sequence = self.waiting.popleft()
             sequence.pages = self.pages.allocate(needed)
             sequence.deadline = self._clock + sequence.num_tokens
-            if sequence.scheduled_time is None:
-                sequence.scheduled_time = time.monotonic()
             self.running.append(sequence)
 
     def _grow(self, sequence: Sequence, step: dict[Sequence, int]) -> bool:

@@ -86,5 +86,5 @@ def test_the_check_notices_a_page_that_was_released_twice_at_once() -> None:
     pages = PageAllocator(3, 4)
     [page] = pages.allocate(1)
     pages.release([page, page])
-    with pytest.raises(AssertionError, match="4 free"):
+    with pytest.raises(AssertionError, match="free twice"):
         pages.check()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from model_patches.loading.load import load_tokenizer
-from service.engine.detokenize import REPLACEMENT, Detokenizer, StopStrings
+from service.engine.detokenize import MOST_PENDING, REPLACEMENT, Detokenizer, StopStrings
 
 TEXTS = {
     "plain": "The quick brown fox, 12 times:\n\n  jumps\tover.",
@@ -156,3 +156,29 @@ def test_without_stop_strings_nothing_is_held_back() -> None:
     finder = StopStrings(())
     assert finder.push("anything") == ("anything", False)
     assert finder.flush() == ""
+
+
+def test_whole_characters_that_wait_for_a_broken_one_come_with_the_flush(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("so 🦜", add_special_tokens=False).ids
+    cut = next(n for n in range(1, len(token_ids)) if tokenizer.decode(token_ids[:n]).endswith(REPLACEMENT))
+    stream = Detokenizer(tokenizer)
+    pushed = "".join(stream.push(token_id) for token_id in token_ids[:cut])
+    assert pushed + stream.flush() == tokenizer.decode(token_ids[:cut]).rstrip(REPLACEMENT)
+
+
+def test_endless_broken_bytes_are_decoded_in_windows_and_text_after_them_still_comes(tokenizer: Tokenizer) -> None:
+    broken = tokenizer.encode("🦜", add_special_tokens=False).ids[0]
+    stream = Detokenizer(tokenizer)
+    longest = 0
+    decode = stream._decode
+
+    def counted(token_ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return decode(token_ids)
+
+    stream._decode = counted  # type: ignore[method-assign]
+    assert "".join(stream.push(broken) for _ in range(500)).strip(REPLACEMENT) == ""
+    after = tokenizer.encode(" plain text", add_special_tokens=False).ids
+    assert "".join(stream.push(token_id) for token_id in after).endswith(" plain text")
+    assert longest <= 2 * MOST_PENDING

@@ -303,6 +303,9 @@ class BrokenStream:
             raise UnicodeError("broken")
         return chr(token_id)
 
+    def flush(self) -> str:
+        raise UnicodeError("broken")
+
 
 def test_a_detokeniser_that_fails_ends_its_own_request_only() -> None:
     streams: Iterator[TextStream] = iter([ByteStream(), BrokenStream(), ByteStream()])

@@ -158,8 +158,8 @@ def test_a_request_that_does_not_fit_is_not_passed_by_a_smaller_one() -> None:
 @pytest.mark.parametrize(("prompt", "starts"), [(12, True), (13, False)])
 def test_a_request_starts_when_its_pages_fit_and_one_to_spare_for_each_that_runs(prompt: int, starts: bool) -> None:
     load = Load(num_pages=7)
-    load.add("a", prompt=4, max_tokens=9)
-    load.add("b", prompt=4, max_tokens=9)
+    load.add("a", prompt=2, max_tokens=9)
+    load.add("b", prompt=2, max_tokens=9)
     load.step()
     assert load.pages.num_free == 5
     load.add("new", prompt=prompt)
