@@ -21,11 +21,12 @@ COPY --from=build /opt/ropewalk /opt/ropewalk
 COPY --from=build --chown=ropewalk /var/cache/ropewalk /var/cache/ropewalk
 ENV PATH=/opt/ropewalk/bin:$PATH \
     ROPEWALK_CACHE=/var/cache/ropewalk \
+    HF_HOME=/var/cache/ropewalk/huggingface \
     ROPEWALK_HOST=0.0.0.0
 USER 10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD python -c "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.getenv(\"ROPEWALK_PORT\", 8000)}/health', timeout=4)"
 ENTRYPOINT ["ropewalk"]
 CMD ["serve"]

@@ -6,10 +6,11 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-HOST   ?= 127.0.0.1
-PORT   ?= 8000
-MODEL  ?=
-ARGS   ?=
+# Of make's own command line only: an environment may mean something else by these names.
+MODEL  =
+HOST   =
+PORT   =
+ARGS   =
 
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
@@ -36,7 +37,7 @@ default-model: $(VENV)/.runtime
 setup: $(VENV)/.test default-model
 
 serve: $(VENV)/.runtime $(if $(MODEL),,default-model)
-	$(BIN)/ropewalk serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	$(BIN)/ropewalk serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -61,6 +61,7 @@ class PagedBatch:
     cu_seq_k: torch.Tensor
     seqused_k: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    _spans: dict[int | None, list["Span"]] = field(default_factory=dict)
 
     def mask(self, query_length: int, key_length: int, window: int | None) -> torch.Tensor:
         """The causal mask of one sequence's last `query_length` tokens over its `key_length` cached ones.
@@ -76,15 +77,56 @@ class PagedBatch:
             self._masks[shape] = allowed if window is None else allowed & (distance < window)
         return self._masks[shape]
 
+    def spans(self, window: int | None) -> list["Span"]:
+        """Where each sequence's visible tokens are; made once for all layers of a step."""
+        if window not in self._spans:
+            page_size = self.layers[0].keys.shape[1]
+            lengths = zip(self.query_lengths, self.key_lengths, strict=True)
+            firsts = [0 if window is None else max(0, key - query - window + 1) for query, key in lengths]
+            self._spans[window] = [
+                Span(
+                    pages=table[first // page_size : -(-length // page_size)],
+                    first=first % page_size,
+                    last=length - first // page_size * page_size,
+                    skipped=first,
+                )
+                for table, first, length in zip(self.block_table, firsts, self.key_lengths, strict=True)
+            ]
+        return self._spans[window]
 
-def uses_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention runs through torch's FlashAttention: on CUDA in half precision."""
-    return device.type == "cuda" and dtype.itemsize == 2
+
+@dataclass(frozen=True)
+class Span:
+    """The part of one sequence that a step's tokens can see.
+
+    Attributes:
+        pages: int32, the pages that hold it, in order.
+        first: the place of its first token, counted from the first of these pages.
+        last: the place after its last token, counted likewise.
+        skipped: how many tokens of the sequence come before it.
+    """
+
+    pages: torch.Tensor
+    first: int
+    last: int
+    skipped: int
+
+    def gather(self, pool: torch.Tensor) -> torch.Tensor:
+        """Its keys or values, [1, kv_heads, tokens, head_dim], out of [pages, page_size, kv_heads, head_dim]."""
+        return pool.index_select(0, self.pages).flatten(0, 1)[self.first : self.last].transpose(0, 1)[None]
 
 
-def page_size_for(device: torch.device, dtype: torch.dtype) -> int:
+def uses_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether attention runs through torch's FlashAttention: in half precision, on CUDA devices and head sizes that
+    it supports."""
+    if device.type != "cuda" or dtype.itemsize != 2 or head_dim > 256 or head_dim % 8:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def page_size_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> int:
     """Tokens in one page: FlashAttention 2 takes multiples of 256 only; elsewhere small pages waste less."""
-    return 256 if uses_varlen(device, dtype) else 16
+    return 256 if uses_varlen(device, dtype, head_dim) else 16
 
 
 def register() -> None:
@@ -123,7 +165,7 @@ def paged_attention_forward(
     assert attention_mask is None
     pages = paged_batch.layers[module.layer_idx]
     pages.write(paged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    attend = attend_varlen if uses_varlen(query.device, query.dtype) else attend_sdpa
+    attend = attend_varlen if uses_varlen(query.device, query.dtype, query.shape[-1]) else attend_sdpa
     return attend(query[0].transpose(0, 1), pages, paged_batch, scaling, sliding_window)[None], None
 
 
@@ -142,11 +184,10 @@ def attend_sdpa(
     """
     heads, kv_heads = query.shape[1], pages.keys.shape[2]
     outputs = []
-    for row, segment in enumerate(torch.split(query, list(batch.query_lengths))):
-        query_length, key_length = len(segment), batch.key_lengths[row]
-        first = 0 if window is None else max(0, key_length - query_length - window + 1)
-        key = _gather(pages.keys, batch.block_table[row], first, key_length).to(query.dtype)
-        value = _gather(pages.values, batch.block_table[row], first, key_length).to(query.dtype)
+    segments = torch.split(query, list(batch.query_lengths))
+    for segment, span, key_length in zip(segments, batch.spans(window), batch.key_lengths, strict=True):
+        query_length = len(segment)
+        key, value = (span.gather(pool).to(query.dtype) for pool in (pages.keys, pages.values))
         if query_length == 1:
             # The query heads that share a key head become rows of one product: over bf16 on a CPU this is 7 to 10
             # times faster than enable_gqa.
@@ -159,22 +200,13 @@ def attend_sdpa(
                 segment.transpose(0, 1)[None],
                 key,
                 value,
-                attn_mask=None if whole else batch.mask(query_length, key_length, window)[:, first:],
+                attn_mask=None if whole else batch.mask(query_length, key_length, window)[:, span.skipped :],
                 is_causal=whole,
                 scale=scale,
                 enable_gqa=heads != kv_heads,
             )
             outputs.append(attended[0].transpose(0, 1))
     return torch.cat(outputs)
-
-
-def _gather(pool: torch.Tensor, table: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Tokens first to last (exclusive) of one sequence, [1, kv_heads, last − first, head_dim]."""
-    page_size = pool.shape[1]
-    skipped = first // page_size
-    pages = pool.index_select(0, table[skipped : -(-last // page_size)])
-    tokens = pages.flatten(0, 1)[first - skipped * page_size : last - skipped * page_size]
-    return tokens.transpose(0, 1)[None]
 
 
 def attend_varlen(

@@ -13,7 +13,7 @@ from model_patches.schemes import SCHEMES
 class PositionPlan:
     """How every token of a sequence is rotated.
 
-    Two plans are equal exactly when they rotate alike.
+    Equal plans rotate alike.
 
     Attributes:
         scheme: a key of `model_patches.schemes.SCHEMES`.

@@ -1,7 +1,7 @@
 """The FastAPI application: routes, errors and the life of the engine behind them."""
 
 import asyncio
-import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,10 +13,9 @@ from service.api.body_limit import BodyLimit
 from service.api.errors import install_error_handlers
 from service.api.state import Server
 from service.build import InspectedModel, LoadedServer
+from service.engine.handle import Mailbox
 from service.metrics import Metrics
 from service.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 
 def create_app(
@@ -35,20 +34,23 @@ def create_app(
         load: loads the weights and starts the engine; called once, off the event loop, while `/ready` answers 503.
         on_failure: called on the event loop when `load` raises.
     """
-    server = Server(settings, inspected, metrics)
-
-    async def load_in_background() -> None:
-        try:
-            server.loaded = await asyncio.to_thread(load)
-            logger.info("ready")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server cannot serve
-            on_failure(error)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(load_in_background())
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        server = app.state.server = Server(settings, inspected, metrics, Mailbox(loop))
+
+        def load_in_background() -> None:
+            try:
+                loaded = load()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the server cannot serve
+                loop.call_soon_threadsafe(on_failure, error)
+            else:
+                loop.call_soon_threadsafe(server.set_loaded, loaded)
+
+        # A daemon, so that a server that is told to stop meanwhile does not wait for it.
+        threading.Thread(target=load_in_background, name="load", daemon=True).start()
         yield
-        await loading
         if server.loaded is not None:
             await asyncio.to_thread(server.loaded.engine.stop)
 
@@ -57,10 +59,9 @@ def create_app(
         summary="Inference for RoPE models; every request gets the positional scaling that its length needs.",
         lifespan=lifespan,
     )
-    app.state.server = server
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
-        app.add_middleware(BearerKey, key=settings.api_key.get_secret_value())
+        app.add_middleware(BearerKey, key=settings.api_key.get_secret_value(), metrics=metrics)
     install_error_handlers(app, metrics)
     for router in (generating.router, models.router, health.router):
         app.include_router(router)

@@ -22,7 +22,7 @@ from model_patches.loading.checkpoint import check_config, read_config
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME
 from model_patches.loading.generation import GenerationDefaults
 from model_patches.loading.load import load_model
-from model_patches.loading.source import resolve_model
+from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
@@ -39,7 +39,10 @@ from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {
+    **{"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32},
+    **{"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
+}
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,27 @@ class InspectedModel:
     """A model whose config has been read and accepted; no weights yet."""
 
     name: str
-    folder: Path
     config: Mapping[str, Any]
     policy: Policy
 
 
 @dataclass(frozen=True)
 class LoadedServer:
-    """What requests need: a running engine and what goes with its model."""
+    """What requests need: a running engine and what goes with its model.
+
+    Attributes:
+        engine: running and warm.
+        tokenizer: of the model.
+        generation: what the model's files say about stopping and sampling.
+        vocabulary: how many token ids the model knows.
+        longest_token: bytes of text that one token stands for at most; None where the tokenizer rewrites text first.
+    """
 
     engine: EngineThread
     tokenizer: PreTrainedTokenizerFast
     generation: GenerationDefaults
     vocabulary: int
-    cache_tokens: int
+    longest_token: int | None
 
 
 def inspect(settings: Settings) -> InspectedModel:
@@ -70,13 +80,7 @@ def inspect(settings: Settings) -> InspectedModel:
         StartupError: it cannot be found or served, or a setting does not go with it.
     """
     try:
-        folder = resolve_model(
-            settings.model,
-            cache_dir=default_cache_dir(),
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-        )
-        config = read_config(folder)
+        config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
         check_config(config, trust_remote_code=settings.trust_remote_code)
         geometry = read_geometry(config)
     except ModelError as error:
@@ -88,7 +92,7 @@ def inspect(settings: Settings) -> InspectedModel:
         reserve=settings.rope_reserve,
         growth=settings.growth,
     )
-    return InspectedModel(settings.served_model_name or _name(settings.model), folder, config, policy)
+    return InspectedModel(settings.served_model_name or _name(settings.model), config, policy)
 
 
 def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
@@ -100,16 +104,22 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, inspected.config)
     try:
-        loaded = load_model(inspected.folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
+        folder = resolve_model(
+            settings.model,
+            cache_dir=default_cache_dir(),
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
         model = PatchedModel(loaded.model, inspected.policy.geometry.rotary_dim)
     except ModelError as error:
         raise StartupError(str(error)) from error
     shape = CacheShape(
         layers=model.layers,
-        page_size=page_size_for(device, dtype),
+        page_size=page_size_for(device, dtype, model.head_dim),
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
-        dtype=_kv_dtype(settings.kv_cache_dtype, device, dtype),
+        dtype=_kv_dtype(settings.kv_cache_dtype, device, dtype, model.head_dim),
     )
     num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, inspected.policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
@@ -117,14 +127,22 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     runner = ModelRunner(model, allocate_pool(shape, num_pages, device))
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
-        Engine(runner, scheduler, lambda: Detokenizer(tokenizer), metrics, shape.page_bytes), settings.max_queued
+        Engine(runner, scheduler, lambda: Detokenizer(tokenizer), metrics, shape.page_bytes),
+        metrics,
+        max_running=settings.max_running,
+        max_queued=settings.max_queued,
     )
-    warm_up(runner, pages, inspected.policy)
     engine.start()
+    engine.run(lambda: warm_up(runner, pages, inspected.policy))
     _log_ready(inspected, shape, num_pages, device, dtype)
     return LoadedServer(
-        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, num_pages * shape.page_size
+        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, _longest_token(tokenizer)
     )
+
+
+def _longest_token(tokenizer: Tokenizer) -> int | None:
+    # In a byte-level vocabulary one character stands for one byte, and takes one or two: never too few.
+    return None if tokenizer.normalizer is not None else max(len(token.encode()) for token in tokenizer.get_vocab())
 
 
 def _name(model: str | None) -> str:
@@ -148,18 +166,16 @@ def _dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.
     if name == "auto":
         asked = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         name = "bfloat16" if asked == "float16" and device.type == "cpu" else asked
-    if name == "float16" and device.type == "cpu":
-        raise StartupError("dtype float16 has no fast path on a CPU: use bfloat16 or float32")
-    dtype = getattr(torch, name, None)
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+    if name not in DTYPES:
         raise StartupError(f"dtype {name!r} in the model's config is not supported: use bfloat16, float16 or float32")
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    if DTYPES[name] == torch.float16 and device.type == "cpu":
+        raise StartupError("dtype float16 has no fast path on a CPU: use bfloat16 or float32")
+    return DTYPES[name]
 
 
-def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    chosen = KV_DTYPES.get(name, dtype)
-    if chosen != dtype and uses_varlen(device, dtype):
+def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> torch.dtype:
+    chosen = DTYPES.get(name, dtype)
+    if chosen != dtype and uses_varlen(device, dtype, head_dim):
         raise StartupError(f"kv-cache-dtype {name} must be the model's own ({dtype}) on CUDA in half precision")
     return chosen
 

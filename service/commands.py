@@ -1,13 +1,16 @@
 """What the commands of `ropewalk` do."""
 
+import asyncio
 import json
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from model_patches.errors import ModelError
@@ -20,6 +23,27 @@ from service.errors import RequestError, StartupError
 from service.metrics import Metrics
 from service.scaling.explain import explain
 from service.scaling.policy import RopeWish
+
+SECONDS_FOR_LAST_WORDS = 5  # for telling clients that their requests were cancelled
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which on SIGTERM takes no more connections and waits for requests to finish. Those that have
+    not finished in time are cancelled and told so, before uvicorn closes their connections."""
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        cancelling = asyncio.get_running_loop().call_later(self._drain_seconds, self._cancel_requests)
+        await super().shutdown(sockets)
+        cancelling.cancel()
+
+    def _cancel_requests(self) -> None:
+        assert isinstance(self.config.app, FastAPI)
+        if (loaded := self.config.app.state.server.loaded) is not None:
+            asyncio.get_running_loop().run_in_executor(None, loaded.engine.stop)
 
 
 def serve(arguments: Mapping[str, Any]) -> None:
@@ -45,7 +69,7 @@ def serve(arguments: Mapping[str, Any]) -> None:
         uvicorn_server.should_exit = True
 
     app = create_app(settings, inspected, metrics, lambda: build.load(settings, inspected, metrics), stop)
-    uvicorn_server = uvicorn.Server(
+    uvicorn_server = DrainingServer(
         uvicorn.Config(
             app,
             host=settings.host,
@@ -53,8 +77,9 @@ def serve(arguments: Mapping[str, Any]) -> None:
             log_config=None,
             log_level=settings.log_level,
             access_log=settings.log_level == "debug",
-            timeout_graceful_shutdown=settings.shutdown_seconds,
-        )
+            timeout_graceful_shutdown=settings.shutdown_seconds + SECONDS_FOR_LAST_WORDS,
+        ),
+        drain_seconds=settings.shutdown_seconds,
     )
     uvicorn_server.run()
     if failures:

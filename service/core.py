@@ -125,7 +125,8 @@ class Sequence:
     last_token_time: float | None = None
 
     def __post_init__(self) -> None:
-        self.random = Random(self.sampling.seed)
+        seed = self.sampling.seed
+        self.random = Random(None if seed is None else seed % 2**64)  # Random takes -1 for 1
 
     @property
     def num_tokens(self) -> int:

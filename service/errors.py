@@ -6,6 +6,7 @@
         ├── ContextLengthError    prompt, or prompt + max_tokens, above the maximum length
         ├── WishError             the request's `rope` wish cannot be granted
         ├── UnknownModelError     the request names a model that is not served here
+        ├── KeyRequiredError      the request has no valid key
         ├── QueueFullError        the waiting queue is full; try again later
         ├── NotReadyError         the model is still loading, or the server is draining
         ├── GenerationError       an admitted request failed inside the engine
@@ -52,6 +53,12 @@ class WishError(RequestError):
     """The request's `rope` wish cannot be granted; the message says what is allowed."""
 
     code = "rope_not_available"
+
+
+class KeyRequiredError(RequestError):
+    """The request has no valid key."""
+
+    code = "invalid_api_key"
 
 
 class QueueFullError(RequestError):

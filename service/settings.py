@@ -31,7 +31,7 @@ class Settings(BaseSettings):
         None, min_length=1, description="bearer key that every route but health and metrics asks for"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
     )
     native_length: int | None = Field(
@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     kv_cache_memory: ByteSize | None = Field(
         None, ge=1, description="bytes for the cache (2GiB); default: a share of the free memory"
     )
-    kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
         "auto", description="of cached keys and values; auto: the model's"
     )
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")

@@ -57,6 +57,7 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self._slots = [-1] * (self.num_pages * PAGE_SIZE)
 
+    @torch.inference_mode()
     def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
         self.steps.append({sequence.request_id: tokens for sequence, tokens in step.items()})
         self.before_step(len(self.steps) - 1, step)

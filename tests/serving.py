@@ -5,13 +5,13 @@ next step, so that no test waits for a length of time. Whoever stops a server le
 request is left and every page is back.
 """
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -175,6 +175,11 @@ class HttpServer:
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, http_client=client)
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that serves."""
+        return self._uvicorn.servers[0].get_loop()
+
+    @property
     def scheduler(self) -> Scheduler:
         assert self.loaded is not None
         return self.loaded.engine._engine.scheduler
@@ -281,12 +286,12 @@ def fake_server(
         before_load()
         backend: Tokenizer = tokenizer.backend_tokenizer
         core = Engine(parts.runner, parts.scheduler, lambda: Detokenizer(backend), parts.metrics, page_bytes=100)
-        engine = EngineThread(core, checked.max_queued)
+        engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)
         return LoadedServer(engine, tokenizer, defaults, VOCABULARY, num_pages * PAGE_SIZE)
 
-    inspected = InspectedModel(MODEL, Path("fake"), {}, Policy(GEOMETRY))
+    inspected = InspectedModel(name=MODEL, config={}, policy=Policy(GEOMETRY))
     return FakeServer(checked, inspected, parts.metrics, load, wait_ready, gate=gate, parts=parts)
 
 

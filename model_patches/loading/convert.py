@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 
 from model_patches.errors import UnsupportedModelError
+from model_patches.geometry import read_geometry
 from model_patches.loading.gguf_file import GgufFile
 from model_patches.loading.gguf_rope import rope_scaling_of
 from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
@@ -45,6 +46,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
         file = GgufFile(path)
         check_gguf(file)
         config = _config_of(file)
+        read_geometry(config.to_dict())
         tokenizer = tokenizer_from_gguf(path, file.metadata)
         steps.update()
         steps.set_postfix_str("unpacking weights")

@@ -3,6 +3,8 @@
 Knows generation_config.json. Does not know requests or the sampler.
 """
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,17 @@ from typing import Any
 
 from model_patches.errors import DamagedModelError
 from model_patches.loading.checkpoint import read_json_object
+
+IGNORED: Mapping[str, float] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+}
+"""Sampling keys that have no effect here, each with the value that has none anyway."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,29 +60,33 @@ def read_generation_defaults(
     ends = _token_ids(asked.get("eos_token_id"), path)
     ends = ends or _token_ids(config.get("eos_token_id"), folder / "config.json")
     ends = ends or _token_ids(tokenizer_end_token_id, folder)
+    if ignored := sorted(key for key, neutral in IGNORED.items() if asked.get(key) not in (None, neutral)):
+        logger.warning("%s asks for %s, which this server does not have", path, ", ".join(ignored))
     if asked.get("do_sample") is False:
         return GenerationDefaults(ends, temperature=0.0)
-    top_k = _number(asked, "top_k", path)
+    top_k = _number(asked, "top_k", path, -1, math.inf)
     return GenerationDefaults(
         ends,
-        temperature=_number(asked, "temperature", path),
-        top_k=None if top_k is None else int(top_k),
-        top_p=_number(asked, "top_p", path),
-        min_p=_number(asked, "min_p", path),
+        temperature=_number(asked, "temperature", path, 0, math.inf),
+        top_k=None if top_k is None else max(0, int(top_k)),  # some write -1 for no limit
+        top_p=_number(asked, "top_p", path, 0, 1),
+        min_p=_number(asked, "min_p", path, 0, 1),
     )
 
 
 def _token_ids(value: Any, source: Path) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(number, int) for number in ids):
+    if not all(isinstance(number, int) and number >= 0 for number in ids):
         raise DamagedModelError(f"{source}: eos_token_id should be a token id or a list of them, not {value!r}")
     return frozenset(ids)
 
 
-def _number(values: Mapping[str, Any], key: str, source: Path) -> float | None:
+def _number(values: Mapping[str, Any], key: str, source: Path, least: float, most: float) -> float | None:
     value = values.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DamagedModelError(f"{source}: {key} should be a number, not {value!r}")
+    if not least <= value <= most:
+        raise DamagedModelError(f"{source}: {key} should be from {least:g} to {most:g}, not {value!r}")
     return float(value)

@@ -84,4 +84,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
             f"the tokenizer in {folder} ({type(tokenizer).__name__}) is not backed by the tokenizers library; "
             "a tokenizer.json is needed"
         )
+    # Some fine-tunes save what they were trained with; here a prompt is never cut short or padded.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer

@@ -26,6 +26,16 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.t
 _NOT_FROM_HUB = ["*/*", "consolidated*.safetensors"]
 
 
+def resolve_config(name: str | None, *, cache_dir: Path, revision: str | None = None) -> Path:
+    """A folder that holds the config.json behind a name; of a hub model nothing larger is downloaded.
+
+    Args and errors as for `resolve_model`.
+    """
+    if name is not None and _is_on_hub(name):
+        return _from_hub(name, revision, ["*.json"])
+    return resolve_model(name, cache_dir=cache_dir, revision=revision)
+
+
 def resolve_model(
     name: str | None, *, cache_dir: Path, revision: str | None = None, trust_remote_code: bool = False
 ) -> Path:
@@ -34,14 +44,21 @@ def resolve_model(
     Args:
         name: a folder, a .gguf file or a hub name; None for the embedded default, which is not downloaded here.
         cache_dir: where converted models are kept.
-        revision: branch, tag or commit of a hub name; ignored otherwise.
+        revision: branch, tag or commit of a hub name.
         trust_remote_code: also fetch the Python code that a hub model brings.
 
     Raises:
-        ModelNotFoundError: nothing is there under that name; the message says where it was looked for.
+        ModelNotFoundError: nothing is there under that name, or it has no revisions; the message says where it was
+            looked for.
         UnsupportedModelError, DamagedModelError: a GGUF file that cannot be converted.
         CacheFolderError: the cache folder cannot be written.
     """
+    if name is not None and _is_on_hub(name):
+        return _from_hub(name, revision, [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])])
+    if revision is not None:
+        raise ModelNotFoundError(
+            f"only a model of the hub has revisions, such as {revision!r}; {name or 'the default model'} is not there"
+        )
     if name is None:
         return _embedded_default(cache_dir)
     path = Path(name).expanduser()
@@ -49,9 +66,12 @@ def resolve_model(
         return _model_folder(path)
     if path.is_file():
         return _converted_gguf(path, cache_dir)
-    if _HUB_NAME.fullmatch(name) and path.suffix.lower() != ".gguf":
-        return _from_hub(name, revision, trust_remote_code)
     raise ModelNotFoundError(f"model {name!r} not found: there is no such folder or file, and it is not a hub name")
+
+
+def _is_on_hub(name: str) -> bool:
+    path = Path(name).expanduser()
+    return not path.exists() and path.suffix.lower() != ".gguf" and _HUB_NAME.fullmatch(name) is not None
 
 
 def _embedded_default(cache_dir: Path) -> Path:
@@ -82,8 +102,7 @@ def _converted_gguf(path: Path, cache_dir: Path) -> Path:
     return build_once(cache_dir / "models" / f"{file.stem}-{key}", lambda folder: convert_gguf(file, folder))
 
 
-def _from_hub(name: str, revision: str | None, trust_remote_code: bool) -> Path:
-    files = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
+def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
     try:
         folder = snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns=_NOT_FROM_HUB)
     except Exception as error:  # the hub's client lets the errors of its transport through

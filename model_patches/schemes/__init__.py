@@ -7,6 +7,7 @@ from model_patches.schemes.default import default_frequencies
 from model_patches.schemes.dynamic import dynamic_frequencies
 from model_patches.schemes.frequencies import Frequencies, Scheme
 from model_patches.schemes.linear import linear_frequencies
+from model_patches.schemes.llama3 import llama3_frequencies
 from model_patches.schemes.ntk import ntk_frequencies
 from model_patches.schemes.yarn import yarn_frequencies
 
@@ -18,4 +19,5 @@ SCHEMES: dict[str, Scheme] = {
     "ntk": ntk_frequencies,
     "dynamic": dynamic_frequencies,
     "yarn": yarn_frequencies,
+    "llama3": llama3_frequencies,
 }

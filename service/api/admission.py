@@ -9,7 +9,7 @@ from service.api.state import Server
 from service.build import LoadedServer
 from service.core import SamplingParams
 from service.engine.handle import RequestHandle
-from service.errors import RequestError
+from service.errors import ContextLengthError, RequestError
 from service.scaling.policy import PlanChoice, RopeWish
 
 T = TypeVar("T")
@@ -39,31 +39,49 @@ async def admit(
     """
     loaded = server.require_loaded()
     loaded.engine.ensure_room()
-    token_ids = await tokenize(loaded, prompt, add_special_tokens=add_special_tokens)
+    token_ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
     choice = choose_plan(server, len(token_ids), max_tokens, fields.rope)
     sampling = _sampling(fields, choice, loaded)
-    return RequestHandle(loaded.engine, f"{id_prefix}-{uuid4().hex}", token_ids, choice, sampling)
+    return RequestHandle(loaded.engine, server.mailbox, f"{id_prefix}-{uuid4().hex}", token_ids, choice, sampling)
 
 
-async def tokenize(loaded: LoadedServer, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+async def tokenize(server: Server, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a prompt, off the event loop: a long text takes a while.
 
     Raises:
+        ContextLengthError: the text is so long that its tokens need not be counted.
         RequestError: a token id is out of range, or the prompt has no tokens.
     """
+    loaded = server.require_loaded()
     if isinstance(prompt, str):
-        encoding = await asyncio.to_thread(
-            loaded.tokenizer.backend_tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+        _check_text_length(prompt, loaded, server.inspected.policy.max_length)
+        # Of the tokenizer's methods, this one lets other threads run meanwhile.
+        [encoding] = await asyncio.to_thread(
+            loaded.tokenizer.backend_tokenizer.encode_batch_fast, [prompt], add_special_tokens=add_special_tokens
         )
         if not encoding.ids:
             raise RequestError("prompt: the text has no tokens", param="prompt")
         return list(encoding.ids)
-    largest = max(prompt)
-    if largest >= loaded.vocabulary:
-        raise RequestError(
-            f"prompt: token id {largest} is out of range; the vocabulary has {loaded.vocabulary}", param="prompt"
-        )
+    check_token_ids(prompt, loaded, param="prompt")
     return prompt
+
+
+def check_token_ids(token_ids: list[int], loaded: LoadedServer, *, param: str) -> None:
+    """Refuse token ids that the model does not have."""
+    largest = max(token_ids, default=0)
+    if largest >= loaded.vocabulary:
+        message = f"{param}: token id {largest} is out of range; the vocabulary has {loaded.vocabulary}"
+        raise RequestError(message, param=param)
+
+
+def _check_text_length(text: str, loaded: LoadedServer, max_length: int) -> None:
+    """Refuse a text that cannot fit however well its tokens cover it."""
+    if loaded.longest_token is None:
+        return
+    least = len(text.encode()) // loaded.longest_token
+    if least >= max_length:
+        message = f"the prompt has more than {least} tokens; the maximum length is {max_length}"
+        raise ContextLengthError(message, param="prompt")
 
 
 def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish: RopeWishFields | None) -> PlanChoice:
@@ -78,15 +96,14 @@ def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish
 
 def _sampling(fields: SamplingFields, choice: PlanChoice, loaded: LoadedServer) -> SamplingParams:
     """The request's own values, then the model's, then none."""
-    if fields.min_tokens > choice.max_tokens:
-        raise RequestError(
-            f"min_tokens is {fields.min_tokens}; at most {choice.max_tokens} tokens can be generated",
-            param="min_tokens",
-        )
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > choice.max_tokens:
+        message = f"min_tokens is {min_tokens}; at most {choice.max_tokens} tokens can be generated"
+        raise RequestError(message, param="min_tokens")
     model = loaded.generation
     return SamplingParams(
         max_tokens=choice.max_tokens,
-        min_tokens=fields.min_tokens,
+        min_tokens=min_tokens,
         temperature=_first(fields.temperature, model.temperature, 1.0),
         top_k=_first(fields.top_k, model.top_k, 0),
         top_p=_first(fields.top_p, model.top_p, 1.0),

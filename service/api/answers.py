@@ -67,7 +67,7 @@ class Ending:
             reason=choice.reason,
             rerotations=0,
             native_length=self.header.native_length,
-            max_length=choice.plan.max_length,
+            plan_max_length=choice.plan.max_length,
         )
 
     @property

@@ -2,10 +2,11 @@
 
 import hmac
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.schemas import ErrorBody, ErrorResponse
+from service.api.errors import error_response
+from service.errors import KeyRequiredError
+from service.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
@@ -13,23 +14,19 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 class BearerKey:
     """ASGI middleware that answers 401 unless `Authorization: Bearer <key>` is right."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str, metrics: Metrics) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
-            await self._app(scope, receive, send)
-            return
-        error = ErrorBody(
-            message="a valid key is needed: Authorization: Bearer <key>",
-            type="authentication_error",
-            param=None,
-            code="invalid_api_key",
-        )
-        body = ErrorResponse(error=error).model_dump()
-        await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        answer = self._app
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+            error = KeyRequiredError("a valid key is needed: Authorization: Bearer <key>")
+            answer = error_response(error, self._metrics)
+        await answer(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(given, self._expected)
+        scheme, _, key = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)

@@ -13,6 +13,7 @@ from service.api.schemas import FIELD_NAMES, ErrorBody, ErrorResponse
 from service.errors import (
     CancelledError,
     GenerationError,
+    KeyRequiredError,
     NotReadyError,
     QueueFullError,
     RequestError,
@@ -21,6 +22,7 @@ from service.errors import (
 from service.metrics import Metrics
 
 STATUS: dict[type[RequestError], int] = {
+    KeyRequiredError: 401,
     UnknownModelError: 404,
     QueueFullError: 429,
     CancelledError: 503,
@@ -29,7 +31,6 @@ STATUS: dict[type[RequestError], int] = {
 }
 """Status of each error that has one of its own; every other RequestError is a 400."""
 
-RETRY_AFTER_SECONDS = {429: 1, 503: 5}
 SHOWN_VALUE_LENGTH = 100
 ABOUT_NAMES = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}
 
@@ -39,31 +40,42 @@ def error_body(error: RequestError) -> ErrorResponse:
     return _body(_status(error), error.message, error.param, error.code)
 
 
+def error_response(error: RequestError, metrics: Metrics) -> JSONResponse:
+    """The answer to an error; counted unless the request had been admitted."""
+    if not isinstance(error, GenerationError | CancelledError):
+        metrics.refused.labels(error.code).inc()
+    return _response(_status(error), error_body(error))
+
+
 def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error of a route in OpenAI's shape, and count refusals."""
 
-    def respond(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    def refuse(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
         metrics.refused.labels(body.error.code or str(status)).inc()
-        retry = {"Retry-After": str(RETRY_AFTER_SECONDS[status])} if status in RETRY_AFTER_SECONDS else {}
-        return JSONResponse(body.model_dump(), status, {**(headers or {}), **retry})
+        return _response(status, body, headers)
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
-        return respond(_status(error), error_body(error))
+        return error_response(error, metrics)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         param, message = _describe(error.errors())
-        return respond(400, _body(400, message, param, "invalid_value"))
+        return refuse(400, _body(400, message, param, "invalid_value"))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code)
-        return respond(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
+        return refuse(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
-        return respond(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+        return refuse(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+
+
+def _response(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    own = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}, 401: {"WWW-Authenticate": "Bearer"}}
+    return JSONResponse(body.model_dump(), status, {**(headers or {}), **own.get(status, {})})
 
 
 def _status(error: RequestError) -> int:

@@ -4,7 +4,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from jinja2 import TemplateError
 
 from service.api.admission import admit
 from service.api.answers import ChatFormat, CompletionFormat, GenerateFormat
@@ -55,14 +54,16 @@ async def chat(body: ChatRequest, request: Request, server: ServerDep) -> Respon
     """Answer a conversation, in OpenAI's shape."""
     server.check_model(body.model)
     answer = ChatFormat(include_usage=_include_usage(body.stream_options, body.stream))
-    handle = await admit(
-        server,
-        _render(server, body),
-        body,
-        id_prefix="chatcmpl",
-        max_tokens=_max_tokens(body),
-        add_special_tokens=False,
-    )
+    prompt, max_tokens = _render(server, body), _max_tokens(body)
+    try:
+        handle = await admit(
+            server, prompt, body, id_prefix="chatcmpl", max_tokens=max_tokens, add_special_tokens=False
+        )
+    except RequestError as error:
+        newer = body.max_completion_tokens is not None
+        names = {"prompt": "messages", "max_tokens": "max_completion_tokens" if newer else "max_tokens"}
+        error.param = names.get(error.param or "", error.param)
+        raise
     return await respond(request, server, handle, answer, stream=bool(body.stream))
 
 
@@ -88,9 +89,9 @@ def _render(server: Server, body: ChatRequest) -> str:
         raise RequestError(f"{server.inspected.name} has no chat template: use /v1/completions", param="messages")
     try:
         text = tokenizer.apply_chat_template(
-            [message.model_dump() for message in body.messages], add_generation_prompt=True, tokenize=False
+            [message.for_template() for message in body.messages], add_generation_prompt=True, tokenize=False
         )
-    except TemplateError as error:
+    except Exception as error:  # a template is the model's own little program and can fail in any way
         raise RequestError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
     assert isinstance(text, str)
     return text

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.api.admission import choose_plan, tokenize
+from service.api.admission import check_token_ids, choose_plan, tokenize
 from service.api.generating import ERRORS
 from service.api.schemas import (
     DetokenizeRequest,
@@ -14,8 +14,8 @@ from service.api.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from service.api.state import ServerDep
-from service.errors import RequestError
+from service.api.state import Server, ServerDep
+from service.errors import ContextLengthError, RequestError
 from service.scaling.explain import explain
 
 router = APIRouter(tags=["model"], responses={status: ERRORS[status] for status in (400, 503)})
@@ -24,26 +24,32 @@ router = APIRouter(tags=["model"], responses={status: ERRORS[status] for status 
 @router.get("/v1/models")
 async def models(server: ServerDep) -> ModelList:
     """The served model, with the lengths, schemes and factors that requests can use."""
+    return ModelList(data=[_card(server)])
+
+
+@router.get("/v1/models/{name:path}", responses={404: ERRORS[404]})
+async def model(name: str, server: ServerDep) -> ModelCard:
+    """The served model, by its name."""
+    server.check_model(name)
+    return _card(server)
+
+
+def _card(server: Server) -> ModelCard:
     policy = server.inspected.policy
-    return ModelList(
-        data=[
-            ModelCard(
-                id=server.inspected.name,
-                created=server.started,
-                max_model_len=policy.max_length,
-                native_length=policy.native_length,
-                rope_schemes=list(policy.schemes),
-                rope_factors=list(policy.ladder),
-            )
-        ]
+    return ModelCard(
+        id=server.inspected.name,
+        created=server.started,
+        max_model_len=policy.max_length,
+        native_length=policy.native_length,
+        rope_schemes=list(policy.schemes),
+        rope_factors=list(policy.ladder),
     )
 
 
 @router.post("/tokenize")
 async def tokenize_text(body: TokenizeRequest, server: ServerDep) -> TokenizeResponse:
     """The token ids of a text."""
-    loaded = server.require_loaded()
-    tokens = await tokenize(loaded, body.prompt, add_special_tokens=body.add_special_tokens) if body.prompt else []
+    tokens = await tokenize(server, body.prompt, add_special_tokens=body.add_special_tokens) if body.prompt else []
     return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=server.inspected.policy.max_length)
 
 
@@ -51,8 +57,11 @@ async def tokenize_text(body: TokenizeRequest, server: ServerDep) -> TokenizeRes
 async def detokenize_tokens(body: DetokenizeRequest, server: ServerDep) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
     loaded = server.require_loaded()
-    tokens = await tokenize(loaded, body.tokens, add_special_tokens=False) if body.tokens else []
-    return DetokenizeResponse(prompt=loaded.tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=False))
+    max_length = server.inspected.policy.max_length
+    if len(body.tokens) > max_length:
+        raise ContextLengthError(f"{len(body.tokens)} tokens; the maximum length is {max_length}", param="tokens")
+    check_token_ids(body.tokens, loaded, param="tokens")
+    return DetokenizeResponse(prompt=loaded.tokenizer.backend_tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
 @router.post("/v1/rope/plan")
@@ -61,7 +70,7 @@ async def rope_plan(body: PlanRequest, server: ServerDep) -> PlanResponse:
     if (body.prompt is None) == (body.prompt_tokens is None):
         raise RequestError("give either prompt or prompt_tokens", param="prompt")
     if body.prompt is not None:
-        tokens = len(await tokenize(server.require_loaded(), body.prompt, add_special_tokens=True))
+        tokens = len(await tokenize(server, body.prompt, add_special_tokens=True))
     else:
         assert body.prompt_tokens is not None
         tokens = body.prompt_tokens

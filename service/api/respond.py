@@ -18,6 +18,7 @@ from service.core import FinishEvent, FinishReason, TokenEvent
 from service.engine.handle import RequestHandle
 from service.errors import CancelledError, GenerationError
 
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold tokens back
 KEEPALIVE = format_sse_event(comment="keep-alive")
 
 
@@ -40,7 +41,7 @@ async def respond(
     if not stream:
         return _json(answer.whole(await _collect(request, handle, header)))
     events = _stream(handle, answer, header, server.settings.sse_keepalive_seconds)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 async def _collect(request: Request, handle: RequestHandle, header: Header) -> Ending:
@@ -85,7 +86,7 @@ async def _with_keepalive(handle: RequestHandle, seconds: float) -> AsyncIterato
     event: TokenEvent | FinishEvent | None = None
     while not isinstance(event, FinishEvent):
         try:
-            event = await asyncio.wait_for(handle.next_event(), seconds)
+            event = await handle.next_event(timeout=seconds)
         except TimeoutError:
             event = None
         yield event

@@ -5,7 +5,7 @@ Unknown fields are refused. `user` is the one field that is accepted and does no
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
@@ -13,9 +13,23 @@ MAX_COUNT = 2**63 - 1  # any larger number is no count of tokens; Python writes 
 
 Probability = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(le=MAX_COUNT)]
+
+
+def _encodable(text: str) -> str:
+    """Refuse halves of surrogate pairs, which JSON can carry and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair") from None
+    return text
+
+
+Encodable = AfterValidator(_encodable)
+Text = Annotated[str, Encodable]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Prompt = Annotated[str, Field(min_length=1)] | TokenIds
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Neutral = Annotated[float, Field(ge=0, le=0)] | None
+Prompt = Annotated[str, Field(min_length=1), Encodable] | TokenIds
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), Encodable]
 
 
 Value = TypeVar("Value")
@@ -32,7 +46,7 @@ class RequestModel(BaseModel):
 class RopeWishFields(RequestModel):
     """The positional plan that a request asks for; what is left out is the server's choice."""
 
-    scheme: str | None = Field(None, description="a scaling scheme, as GET /v1/models lists them")
+    scheme: Text | None = Field(None, description="a scaling scheme, as GET /v1/models lists them")
     mode: Literal["native", "static", "dynamic"] | None = Field(None, description="how the plan covers the request")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="a factor of the server's ladder")
     growth: Literal["stop"] | None = Field(None, description="what happens when the plan is outgrown")
@@ -41,9 +55,9 @@ class RopeWishFields(RequestModel):
 class SamplingFields(RequestModel):
     """What all three generating routes take."""
 
-    model: str | None = Field(None, description="must be the served model's name where given")
+    model: Text | None = Field(None, description="must be the served model's name where given")
     max_tokens: Count | None = Field(None, ge=1, description="default: all that remains below the maximum length")
-    min_tokens: Count = Field(0, ge=0, description="no end token or stop string counts before so many tokens")
+    min_tokens: Count | None = Field(None, ge=0, description="no end token or stop string counts before so many tokens")
     temperature: Probability | None = Field(None, ge=0, le=2, description="0 is greedy; default: the model's, else 1")
     top_p: Probability | None = Field(None, gt=0, le=1, description="default: the model's, else 1")
     top_k: Count | None = Field(None, ge=0, description="0 keeps all; default: the model's, else 0")
@@ -52,11 +66,13 @@ class SamplingFields(RequestModel):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="strings that end the text; they are not part of it"
     )
-    ignore_eos: bool = Field(False, description="generate on past the model's end tokens")
+    ignore_eos: bool | None = Field(None, description="generate on past the model's end tokens")
     n: Literal[1] | None = Field(None, description="only 1 is supported")
+    presence_penalty: Neutral = Field(None, description="only 0 is supported")
+    frequency_penalty: Neutral = Field(None, description="only 0 is supported")
     stream: bool | None = Field(None, description="send the answer as server-sent events")
     rope: RopeWishFields | None = Field(None, description="the positional plan that the request asks for")
-    user: str | None = Field(None, description="accepted and not used")
+    user: Text | None = Field(None, description="accepted and not used")
 
 
 class StreamOptions(RequestModel):
@@ -78,11 +94,23 @@ class CompletionRequest(SamplingFields):
     stream_options: StreamOptions | None = None
 
 
+class TextPart(RequestModel):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
 class ChatMessage(RequestModel):
     """One message of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is system by another name")
+    content: Text | list[TextPart] = Field(description="text, or pieces of text, which are joined")
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates know it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(SamplingFields):
@@ -90,6 +118,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Count | None = Field(None, ge=1, description="the newer name of max_tokens")
+    logprobs: Literal[False] | None = Field(None, description="only false is supported")
     stream_options: StreamOptions | None = None
 
 
@@ -105,7 +134,7 @@ class PlanRequest(RequestModel):
 class TokenizeRequest(RequestModel):
     """Body of POST /tokenize."""
 
-    prompt: str
+    prompt: Text
     add_special_tokens: bool = Field(True, description="add what the model's tokenizer puts around a text")
 
 
@@ -118,7 +147,7 @@ class DetokenizeRequest(RequestModel):
 FIELD_NAMES = frozenset(
     name
     for model in (GenerateRequest, CompletionRequest, ChatRequest, PlanRequest, TokenizeRequest, DetokenizeRequest)
-    for part in (model, RopeWishFields, StreamOptions, ChatMessage)
+    for part in (model, RopeWishFields, StreamOptions, ChatMessage, TextPart)
     for name in part.model_fields
 )
 """Every field that a request can have."""
@@ -134,7 +163,7 @@ class RopeInfo(BaseModel):
     reason: str
     rerotations: int = Field(description="how often the cached keys were moved to another plan")
     native_length: int = Field(description="tokens the model was trained to use")
-    max_length: int = Field(description="tokens the plan covers")
+    plan_max_length: int = Field(description="tokens the plan covers")
 
 
 class Usage(BaseModel):

@@ -1,5 +1,6 @@
 """What the routes share: one server's parts, and whether it is ready."""
 
+import logging
 from dataclasses import dataclass, field
 from time import time
 from typing import Annotated
@@ -7,9 +8,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.build import InspectedModel, LoadedServer
+from service.engine.handle import Mailbox
 from service.errors import NotReadyError, UnknownModelError
 from service.metrics import Metrics
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -20,6 +24,7 @@ class Server:
         settings: as started.
         inspected: the model's name, config and policy.
         metrics: of this server.
+        mailbox: carries events to the event loop that serves.
         loaded: the running engine; None until it is warm.
         started: Unix time, in seconds.
     """
@@ -27,8 +32,14 @@ class Server:
     settings: Settings
     inspected: InspectedModel
     metrics: Metrics
+    mailbox: Mailbox
     loaded: LoadedServer | None = None
     started: int = field(default_factory=lambda: int(time()))
+
+    def set_loaded(self, loaded: LoadedServer) -> None:
+        """From here on requests are served."""
+        self.loaded = loaded
+        logger.info("ready")
 
     def require_loaded(self) -> LoadedServer:
         """The running engine.

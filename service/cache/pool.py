@@ -35,15 +35,16 @@ class CacheShape:
 def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
     """Reserve memory for a pool of pages.
 
-    On a CPU the operating system provides the memory only as pages are first written.
+    On a CPU the operating system provides the memory only as pages are first written. On CUDA the pages begin as zeros:
+    kernels there read whole pages and rely on what they mask being numbers.
 
     Returns:
         One entry for each layer; keys and values are [num_pages, page_size, kv_heads, head_dim].
     """
     size = (num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
-    return [
-        KeyValuePages(
-            torch.empty(size, dtype=shape.dtype, device=device), torch.empty(size, dtype=shape.dtype, device=device)
-        )
-        for _ in range(shape.layers)
-    ]
+    make = torch.zeros if device.type == "cuda" else torch.empty
+
+    def pool() -> torch.Tensor:
+        return make(size, dtype=shape.dtype, device=device)
+
+    return [KeyValuePages(keys=pool(), values=pool()) for _ in range(shape.layers)]

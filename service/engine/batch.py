@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from model_patches.attention import KeyValuePages, PagedBatch
 from model_patches.plan import PositionPlan
@@ -41,41 +42,39 @@ def build(
         token left after the step, in the step's order.
     """
     page_size = layers[0].keys.shape[1]
-    ends = [(sequence.num_computed, sequence.num_computed + tokens) for sequence, tokens in step.items()]
-    cu_seq_q = [0, *accumulate(step.values())]
-    key_lengths = [end for _, end in ends]
-    max_pages = max(len(sequence.pages) for sequence in step)
+    starts = [sequence.num_computed for sequence in step]
+    query_lengths = list(step.values())
+    key_lengths = [start + tokens for start, tokens in zip(starts, query_lengths, strict=True)]
+    cu_seq_q = [0, *accumulate(query_lengths)]
+    spans = [(sequence, start, end) for sequence, start, end in zip(step, starts, key_lengths, strict=True)]
+    last = [
+        stop - 1 for (sequence, _, end), stop in zip(spans, cu_seq_q[1:], strict=True) if end == sequence.num_tokens
+    ]
 
-    def tensor(values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
+    rows = torch.arange(len(step)).repeat_interleave(torch.tensor(query_lengths))
+    block_table = pad_sequence([torch.tensor(s.pages, dtype=torch.int32) for s in step], batch_first=True)
+    slots = block_table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
 
-    positions = tensor(list(chain.from_iterable(range(start, end) for start, end in ends)))
-    query_lengths = tensor(list(step.values()))
-    padded_pages = [sequence.pages + [0] * (max_pages - len(sequence.pages)) for sequence in step]
-    block_table = torch.tensor(padded_pages, dtype=torch.int32, device=device)
-    rows = torch.arange(len(step), device=device).repeat_interleave(query_lengths)
-    pages = block_table[rows, positions // page_size].to(torch.int64)
+    def on_device(values: torch.Tensor) -> torch.Tensor:
+        return values.to(device, non_blocking=True)
+
+    def int32(values: list[int]) -> torch.Tensor:
+        return on_device(torch.tensor(values, dtype=torch.int32))
+
     return StepTensors(
-        token_ids=tensor(
-            list(chain.from_iterable(s.tokens(start, end) for s, (start, end) in zip(step, ends, strict=True)))
-        ),
-        positions=positions,
-        plan_rows=tensor([plan_row(sequence.choice.plan) for sequence in step])[rows],
-        logits_at=tensor(
-            [
-                last - 1
-                for sequence, end, last in zip(step, key_lengths, cu_seq_q[1:], strict=True)
-                if end == sequence.num_tokens
-            ]
-        ),
+        token_ids=on_device(torch.tensor([token for s, start, end in spans for token in s.tokens(start, end)])),
+        positions=on_device(positions),
+        plan_rows=on_device(torch.tensor([plan_row(sequence.choice.plan) for sequence in step])[rows]),
+        logits_at=on_device(torch.tensor(last, dtype=torch.int64)),
         batch=PagedBatch(
             layers=layers,
-            query_lengths=list(step.values()),
+            query_lengths=query_lengths,
             key_lengths=key_lengths,
-            slots=pages * page_size + positions % page_size,
-            block_table=block_table,
-            cu_seq_q=tensor(cu_seq_q, torch.int32),
-            cu_seq_k=tensor([0, *accumulate(key_lengths)], torch.int32),
-            seqused_k=tensor(key_lengths, torch.int32),
+            slots=on_device(slots),
+            block_table=on_device(block_table),
+            cu_seq_q=int32(cu_seq_q),
+            cu_seq_k=int32([0, *accumulate(key_lengths)]),
+            seqused_k=int32(key_lengths),
         ),
     )

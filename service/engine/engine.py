@@ -60,9 +60,12 @@ class Engine:
         self._observe_load()
 
     def end_all(self, reason: FinishReason) -> None:
-        """End every live sequence."""
+        """End every live sequence, whatever goes wrong on the way."""
         for sequence in list(self._live):
-            self._finish(sequence, reason)
+            try:
+                self._finish(sequence, reason)
+            except Exception:
+                logger.exception("request %s could not be ended cleanly", sequence.request_id)
         self._observe_load()
 
     def step(self) -> bool:
@@ -104,7 +107,8 @@ class Engine:
             self._advance(sequence, token)
         except Exception as error:
             logger.exception("request %s failed on token %d", sequence.request_id, token)
-            self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while decoding a token")
+            if sequence in self._live:
+                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while decoding a token")
 
     def _advance(self, sequence: Sequence, token: int) -> None:
         """Append a token to its sequence and report it; end the sequence if that was the last."""
@@ -148,7 +152,6 @@ class Engine:
     def _observe_load(self) -> None:
         pages, metrics = self.scheduler.pages, self._metrics
         metrics.running.set(len(self.scheduler.running))
-        metrics.waiting.set(len(self.scheduler.waiting))
         metrics.cache_usage.set(pages.num_used / pages.num_pages)
         metrics.cache_used_bytes.set(pages.num_used * self._page_bytes)
 

@@ -9,7 +9,7 @@ from model_patches.attention import KeyValuePages
 from model_patches.patch import PatchedModel
 from service import core
 from service.cache.pages import PageAllocator
-from service.engine import batch
+from service.engine import batch, sampler
 from service.scaling.policy import Policy
 
 
@@ -43,11 +43,12 @@ class ModelRunner:
 
 
 def warm_up(runner: Runner, pages: PageAllocator, policy: Policy) -> None:
-    """Run one short prefill and one decode, so that no request pays for what happens only once."""
+    """Run a short prefill and a decode of one sequence, so that no request pays for what happens only once."""
     choice = policy.choose(1, 1)
     sequence = core.Sequence("warm-up", [0, 0], choice, core.SamplingParams(max_tokens=1), deliver=lambda _: None)
     sequence.pages = pages.allocate(1)
-    runner.forward({sequence: 2})
-    sequence.num_computed = 1
-    runner.forward({sequence: 1})
+    for computed, tokens in ((0, 2), (1, 1)):
+        sequence.num_computed = computed
+        logits = runner.forward({sequence: tokens})
+        sampler.sample(logits, sampler.prepare([sequence], logits.shape[-1], logits.device))
     pages.release(sequence.pages)

@@ -3,11 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from service.core import FinishReason, Sequence
 from service.engine.engine import Engine
 from service.errors import NotReadyError, QueueFullError
+from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -15,13 +17,16 @@ logger = logging.getLogger(__name__)
 class EngineThread:
     """Runs an engine. Every other thread talks to it through the methods here, which never block."""
 
-    def __init__(self, engine: Engine, max_queued: int) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, *, max_running: int, max_queued: int) -> None:
         """
         Args:
             engine: touched by this thread alone from `start` on.
-            max_queued: at most so many requests wait to run.
+            metrics: told how many wait.
+            max_running: requests that the engine runs at a time.
+            max_queued: at most so many more are admitted.
         """
         self.max_queued = max_queued
+        self._max_running = max_running
         self._engine = engine
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
@@ -29,9 +34,24 @@ class EngineThread:
         self._num_taken = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        metrics.waiting.set_function(lambda: self.num_queued)
 
     def start(self) -> None:
         self._thread.start()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run something in this thread, before the next step, and wait for it. What it raises is raised here."""
+        done: Future[None] = Future()
+
+        def attempt() -> None:
+            try:
+                work()
+                done.set_result(None)
+            except Exception as error:  # noqa: BLE001 - it is raised where it can be handled
+                done.set_exception(error)
+
+        self._inbox.put(attempt)
+        done.result()
 
     @property
     def is_alive(self) -> bool:
@@ -44,8 +64,11 @@ class EngineThread:
 
     def ensure_room(self) -> None:
         """Raise QueueFullError when no request can be queued, so that no work is spent on one that will be refused."""
-        if self.num_queued >= self.max_queued:
-            raise QueueFullError(f"{self.num_queued} requests are waiting; the limit is {self.max_queued}")
+        # Those that arrived during a step and will start with the next one do not wait for anybody.
+        about_to_start = max(0, self._max_running - len(self._engine.scheduler.running))
+        waiting = self.num_queued - about_to_start
+        if waiting >= self.max_queued:
+            raise QueueFullError(f"{waiting} requests are waiting; the limit is {self.max_queued}")
 
     def submit(self, sequence: Sequence) -> None:
         """Admit a sequence; from here on it ends in exactly one FinishEvent.
@@ -56,7 +79,7 @@ class EngineThread:
         """
         with self._lock:
             if self._stopping or not self.is_alive:
-                raise NotReadyError("the server is shutting down")
+                raise NotReadyError("the engine has stopped")
             self.ensure_room()
             self._num_submitted += 1
             self._inbox.put(lambda: self._take(sequence))
@@ -89,8 +112,14 @@ class EngineThread:
             reason = FinishReason.ERROR
         with self._lock:
             self._stopping = True
+        self._end(reason)
+
+    def _end(self, reason: FinishReason) -> None:
+        """End every request: those that are live, and those that were admitted and not yet taken in."""
+        try:
             self._drain()
-        self._engine.end_all(reason)
+        finally:
+            self._engine.end_all(reason)
 
     def _drain(self) -> None:
         while not self._inbox.empty():

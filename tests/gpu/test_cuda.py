@@ -36,7 +36,7 @@ def model(dtype: torch.dtype) -> Any:
 def test_varlen_attention_over_pages_of_mixed_lengths_is_that_of_the_definition(
     dtype: torch.dtype, window: int | None
 ) -> None:
-    page_size = page_size_for(torch.device("cuda"), dtype)
+    page_size = page_size_for(torch.device("cuda"), dtype, head_dim=64)
     batch = random_batch(
         [(64, 64), (1, 700), (30, 1030), (1, 1)],
         heads=8,
@@ -49,7 +49,7 @@ def test_varlen_attention_over_pages_of_mixed_lengths_is_that_of_the_definition(
     pages = batch.batch.layers[0]
     pages.write(batch.batch.slots, batch.key, batch.value)
     for pool in (pages.keys, pages.values):
-        pool.nan_to_num_()
+        pool.nan_to_num_()  # as `allocate_pool` makes them on CUDA
     output = attend_varlen(batch.query, pages, batch.batch, 0.125, window)
     torch.testing.assert_close(
         output.double().cpu(), attention_by_definition(batch, 0.125, window), rtol=0.02, atol=0.02
@@ -61,7 +61,9 @@ def test_mixed_plans_in_one_batch_give_each_request_the_logits_it_has_alone(
     dtype: torch.dtype, tolerance: float
 ) -> None:
     engine = RealEngine(
-        model(dtype), Policy(read_geometry(CONFIG.to_dict())), page_size=page_size_for(torch.device("cuda"), dtype)
+        model(dtype),
+        Policy(read_geometry(CONFIG.to_dict())),
+        page_size=page_size_for(torch.device("cuda"), dtype, head_dim=64),
     )
     generator = torch.Generator().manual_seed(1)
     lengths = [5, 100, 600, 900, 1500]

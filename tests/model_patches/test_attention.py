@@ -130,16 +130,27 @@ def test_the_call_of_varlen_attn_means_the_same_attention(
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "expected"),
+    ("device", "dtype", "head_dim", "capability", "expected"),
     [
-        ("cpu", torch.bfloat16, 16),
-        ("cuda", torch.bfloat16, 256),
-        ("cuda", torch.float16, 256),
-        ("cuda", torch.float32, 16),
+        ("cpu", torch.bfloat16, 64, (0, 0), 16),
+        ("cuda", torch.bfloat16, 64, (9, 0), 256),
+        ("cuda", torch.float16, 128, (8, 0), 256),
+        ("cuda", torch.float32, 64, (9, 0), 16),
+        ("cuda", torch.float16, 64, (7, 5), 16),
+        ("cuda", torch.bfloat16, 512, (9, 0), 16),
+        ("cuda", torch.bfloat16, 20, (9, 0), 16),
     ],
 )
-def test_pages_are_as_large_as_the_kernel_needs(device: str, dtype: torch.dtype, expected: int) -> None:
-    assert page_size_for(torch.device(device), dtype) == expected
+def test_pages_are_as_large_as_the_kernel_that_runs_needs(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    capability: tuple[int, int],
+    expected: int,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert page_size_for(torch.device(device), dtype, head_dim) == expected
 
 
 def test_transformers_builds_no_mask_for_the_registered_function() -> None:

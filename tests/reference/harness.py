@@ -92,10 +92,17 @@ class RealEngine:
             self.runner, scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes
         )
 
-    def add(self, request_id: str, prompt: list[int], max_tokens: int, wish: RopeWish | None = None) -> Sequence:
-        """Admit a greedy request that generates exactly max_tokens tokens."""
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        wish: RopeWish | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Sequence:
+        """Admit a request: greedy and of exactly max_tokens tokens, unless `sampling` says otherwise."""
         choice = self.policy.choose(len(prompt), max_tokens, wish)
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        sampling = sampling or SamplingParams(max_tokens=max_tokens, temperature=0.0)
         sequence = Sequence(request_id, prompt, choice, sampling, deliver=lambda _: None)
         self.sequences[request_id] = sequence
         self.engine.add(sequence)

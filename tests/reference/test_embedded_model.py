@@ -9,6 +9,7 @@ import torch
 
 from model_patches.geometry import read_geometry
 from model_patches.loading.load import LoadedModel, load_model
+from model_patches.plan import PositionPlan
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.harness import RealEngine, assert_like_reference, reference_logits
 from tests.reference.text import real_text
@@ -61,19 +62,36 @@ def test_static_yarn_gives_the_logits_of_a_transformers_model_whose_config_carri
     engine.run()
     assert_like_reference(engine, reference, "short beside")
 
+    assert_like_reference(engine, scaled_by_config(reference, plan, native_length), "long")
+
+
+@pytest.mark.long
+def test_a_prompt_of_12000_tokens_gives_the_logits_of_a_transformers_model_whose_config_carries_its_plan(
+    embedded_model_folder: Path, reference: Any, tokens: list[int]
+) -> None:
+    loaded = load(embedded_model_folder)
+    engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)), max_batch_tokens=512)
+    plan = engine.add("long", tokens[:12_000], 4).choice.plan
+    assert (plan.scheme, plan.factor) == ("yarn", 1.5)
+    engine.run()
+    assert_like_reference(engine, scaled_by_config(reference, plan, 8192), "long")
+
+
+def scaled_by_config(reference: Any, plan: PositionPlan, original_length: int) -> Any:
+    """The same weights under a config that carries a plan; transformers' own numbers for it are checked."""
     config = reference.config.__class__.from_dict(reference.config.to_dict())
     config.rope_parameters = {
-        "rope_type": "yarn",
-        "rope_theta": loaded.config["rope_parameters"]["rope_theta"],
-        "factor": factor,
-        "original_max_position_embeddings": native_length,
+        "rope_type": plan.scheme,
+        "rope_theta": reference.config.rope_parameters["rope_theta"],
+        "factor": plan.factor,
+        "original_max_position_embeddings": original_length,
     }
     scaled = type(reference)(config).eval()
     scaled.load_state_dict(reference.state_dict())
     rotary = scaled.model.rotary_emb
     torch.testing.assert_close(torch.tensor(plan.inv_freq, dtype=torch.float32), rotary.inv_freq, rtol=1e-6, atol=0)
     assert plan.attention_factor == pytest.approx(rotary.attention_scaling, rel=1e-6)
-    assert_like_reference(engine, scaled, "long")
+    return scaled
 
 
 def test_difference_to_stock_transformers_is_reported(reference: Any, tokens: list[int]) -> None:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from model_patches.geometry import read_geometry
 from model_patches.loading.checkpoint import SUPPORTED_ARCHITECTURES
+from service.core import SamplingParams
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.harness import RealEngine, assert_like_reference
 
@@ -65,6 +66,24 @@ def test_mixed_plans_in_one_batch_give_each_request_the_logits_it_has_alone(fami
     reference = tiny(config)
     for name, _, _ in REQUESTS:
         assert_like_reference(engine, reference, name)
+
+
+def test_every_way_of_sampling_works_on_the_logits_of_a_real_model() -> None:
+    config = FAMILIES["llama"]
+    engine = RealEngine(tiny(config), Policy(read_geometry(config.to_dict())))
+    everything = frozenset(range(128))
+    ways = {
+        "greedy": SamplingParams(max_tokens=8, temperature=0.0),
+        "sampled": SamplingParams(max_tokens=8, seed=1),
+        "filtered": SamplingParams(max_tokens=8, top_k=20, top_p=0.9, min_p=0.01, seed=2),
+        "no end yet": SamplingParams(max_tokens=8, min_tokens=4, end_token_ids=everything - {5}, temperature=0.0),
+    }
+    for name, sampling in ways.items():
+        engine.add(name, [1, 2, 3], 8, sampling=sampling)
+    engine.run()
+    lengths = {name: len(engine.sequences[name].output) for name in ways}
+    assert lengths == {"greedy": 8, "sampled": 8, "filtered": 8, "no end yet": 5}
+    assert engine.sequences["no end yet"].output[:4] == [5, 5, 5, 5]
 
 
 def test_every_supported_architecture_is_tested_here() -> None:

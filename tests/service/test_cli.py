@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ Served = Callable[..., Settings]
 def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"ROPEWALK_{name.upper()}", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_put_back() -> Iterator[None]:
+    """`ropewalk serve` sets its own, even where it then ends early."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

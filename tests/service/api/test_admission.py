@@ -106,13 +106,13 @@ def test_a_model_without_defaults_samples_at_temperature_1() -> None:
 def test_a_wish_for_a_plan_is_granted(client: httpx.Client) -> None:
     rope = generate(client, rope={"scheme": "linear", "mode": "static", "factor": 2, "growth": "stop"})["rope"]
     assert isinstance(rope, dict)
-    assert (rope["scheme"], rope["mode"], rope["factor"], rope["max_length"]) == ("linear", "static", 2.0, 128)
+    assert (rope["scheme"], rope["mode"], rope["factor"], rope["plan_max_length"]) == ("linear", "static", 2.0, 128)
 
 
 @pytest.mark.parametrize(
     ("rope", "param", "said"),
     [
-        ({"scheme": "llama3"}, "rope.scheme", ["'llama3'", "yarn"]),
+        ({"scheme": "magic"}, "rope.scheme", ["'magic'", "yarn"]),
         ({"factor": 7}, "rope.factor", ["7", "1.25, 1.5, 2"]),
         ({"mode": "native", "factor": 2}, "rope.factor", ["native", "2"]),
     ],
@@ -191,6 +191,8 @@ def test_a_full_queue_answers_429_with_retry_after_and_takes_requests_again_late
             assert int(refused.headers["retry-after"]) >= 1
             assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
             assert "the limit is 2" in error["message"]
+            # No work is spent on it: what is wrong with a prompt shows only once it is looked at.
+            assert client.post("/generate", json={"prompt": [500]}).status_code == 429
         for stream in streams:
             assert stream.read()
             stream.close()

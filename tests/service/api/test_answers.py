@@ -18,7 +18,7 @@ CHAT_TEXT = bytes(expected_output([2, *b"Hello", 3], 12)).decode()  # <user>Hell
 USAGE = {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28}
 CHAT_USAGE = {"prompt_tokens": 7, "completion_tokens": 12, "total_tokens": 19}
 ROPE = {"scheme": "default", "mode": "native", "factor": 1.0, "growth": "stop", "rerotations": 0}
-ROPE |= {"native_length": 64, "max_length": 64}
+ROPE |= {"native_length": 64, "plan_max_length": 64}
 TIMES = {"queue_seconds", "prefill_seconds", "decode_seconds", "time_to_first_token_seconds", "total_seconds"}
 
 
@@ -193,7 +193,7 @@ class TestChat:
 
 
 def test_a_scaled_request_says_so_in_every_shape(client: httpx.Client) -> None:
-    wanted = {"scheme": "yarn", "mode": "static", "factor": 2.0, "max_length": 128}
+    wanted = {"scheme": "yarn", "mode": "static", "factor": 2.0, "plan_max_length": 128}
     prompt = "x" * 100
     whole = client.post("/generate", json={"prompt": prompt, "max_tokens": 3}).json()["rope"]
     streamed = read_stream(client, "/v1/completions", {"prompt": prompt, "max_tokens": 3}).data[-1]["rope"]

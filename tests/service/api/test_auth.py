@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import AuthenticationError
 
-from tests.serving import FakeServer, error_of, fake_server, read_stream
+from tests.serving import MODEL, FakeServer, error_of, fake_server, read_stream
 
 KEY = "s\u00e9same-1"
 CLOSED = [
@@ -17,6 +17,7 @@ CLOSED = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/fake-model"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
     ("GET", "/"),
@@ -68,11 +69,16 @@ def test_probes_and_scrapers_need_no_key(locked: FakeServer, path: str) -> None:
 def test_every_route_is_in_these_tests(locked: FakeServer) -> None:
     with locked.new_client(headers=bearer(f"Bearer {KEY}")) as client:
         routes = client.get("/openapi.json").json()["paths"]
-    assert set(routes) <= {path for _, path in CLOSED} | {"/health", "/ready", "/metrics"}
+    assert {route.replace("{name}", MODEL) for route in routes} <= {path for _, path in CLOSED} | {
+        "/health",
+        "/ready",
+        "/metrics",
+    }
 
 
-def test_with_the_key_requests_are_served(locked: FakeServer) -> None:
-    with locked.new_client(headers=bearer(f"Bearer {KEY}")) as client:
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_with_the_key_requests_are_served(locked: FakeServer, scheme: str) -> None:
+    with locked.new_client(headers=bearer(f"{scheme} {KEY}")) as client:
         assert client.post("/generate", json={"prompt": "a", "max_tokens": 1}).status_code == 200
         assert read_stream(client, "/v1/completions", {"prompt": "a", "max_tokens": 2}).done
 

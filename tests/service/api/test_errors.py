@@ -174,11 +174,12 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
     small = st.integers(-2, 300) | st.integers()
     floats = st.floats(allow_nan=False, allow_infinity=False)
     text = st.text(max_size=20)
+    content = text | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": text}), max_size=3)
     likely: dict[str, st.SearchStrategy[Any]] = {
         "model": st.just(MODEL),
         "prompt": text | st.lists(st.integers(-1, 130), max_size=300),
         "messages": st.lists(
-            st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": text}),
+            st.fixed_dictionaries({"role": st.sampled_from(["system", "developer", "user"]), "content": content}),
             max_size=4,
         ),
         "prompt_tokens": small,
@@ -192,6 +193,9 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
         "seed": st.integers(),
         "stop": text | st.lists(text, max_size=20),
         "ignore_eos": st.booleans(),
+        "presence_penalty": st.just(0) | floats,
+        "frequency_penalty": st.just(0) | floats,
+        "logprobs": st.just(False) | st.none(),
         "n": st.just(1) | small,
         "stream": st.booleans() | st.none(),
         "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans() | st.none()}),

@@ -28,6 +28,14 @@ def test_the_chat_template_is_applied_to_the_whole_conversation(client: httpx.Cl
     assert answer["choices"][0]["message"]["content"] == bytes(expected_output(tokens, 8)).decode()
 
 
+def test_pieces_of_text_are_joined_and_a_developer_is_the_system(client: httpx.Client) -> None:
+    pieces = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    body = {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": pieces}]}
+    answer = client.post("/v1/chat/completions", json=body | {"max_tokens": 8}).json()
+    plain = chat(client, {"role": "system", "content": "Be brief."}, HELLO).json()
+    assert answer["choices"] == plain["choices"]
+
+
 def test_what_the_chat_template_refuses_is_a_400_with_its_words(client: httpx.Client) -> None:
     response = chat(client, HELLO, {"role": "system", "content": "late"})
     error = error_of(response)

@@ -9,21 +9,26 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import StartupError
-from service.metrics import FIRST_TOKEN_BUCKETS, INTER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from tests.serving import MODEL, FakeServer, error_of, fake_server, read_stream, wait_until
+
+FIRST_TOKEN: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+FIRST_TOKEN += (1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+INTER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = tuple(2**power for power in range(18))
 
 GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio"}
 COUNTERS = {"prompt_tokens", "generation_tokens", "num_preemptions", "request_success"}
 HISTOGRAMS = {
-    "time_to_first_token_seconds": FIRST_TOKEN_BUCKETS,
-    "inter_token_latency_seconds": INTER_TOKEN_BUCKETS,
-    "e2e_request_latency_seconds": REQUEST_BUCKETS,
-    "request_queue_time_seconds": REQUEST_BUCKETS,
-    "request_prefill_time_seconds": REQUEST_BUCKETS,
-    "request_decode_time_seconds": REQUEST_BUCKETS,
-    "request_prompt_tokens": None,
-    "request_generation_tokens": None,
-    "iteration_tokens": None,
+    "time_to_first_token_seconds": FIRST_TOKEN,
+    "inter_token_latency_seconds": INTER_TOKEN,
+    "e2e_request_latency_seconds": REQUEST,
+    "request_queue_time_seconds": REQUEST,
+    "request_prefill_time_seconds": REQUEST,
+    "request_decode_time_seconds": REQUEST,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "iteration_tokens": TOKENS,
 }
 
 
@@ -99,12 +104,11 @@ class TestMetrics:
 
     @pytest.mark.parametrize(("name", "buckets"), HISTOGRAMS.items())
     def test_histograms_have_the_expected_buckets(
-        self, server: FakeServer, name: str, buckets: tuple[float, ...] | None
+        self, server: FakeServer, name: str, buckets: tuple[float, ...]
     ) -> None:
         prefix = f"ropewalk_{name}_bucket{{le="
         bounds = [key.removeprefix(prefix).rstrip("}") for key in server.samples() if key.startswith(prefix)]
-        expected = buckets if buckets is not None else tuple(float(2**power) for power in range(18))
-        assert tuple(map(float, bounds)) == (*expected, float("inf"))
+        assert tuple(map(float, bounds)) == (*buckets, float("inf"))
 
     def test_requests_are_counted_with_their_tokens_times_and_plans(self) -> None:
         with fake_server() as server:

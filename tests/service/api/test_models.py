@@ -31,6 +31,12 @@ def test_the_model_is_listed_with_what_requests_can_ask_for(server: FakeServer) 
     }
 
 
+def test_the_model_is_found_by_its_name_and_no_other_is(client: httpx.Client) -> None:
+    assert client.get(f"/v1/models/{MODEL}").json() == client.get("/v1/models").json()["data"][0]
+    response = client.get("/v1/models/some/other")
+    assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
+
+
 def test_every_listed_scheme_and_factor_is_granted(client: httpx.Client) -> None:
     (card,) = client.get("/v1/models").json()["data"]
     assert len(card["rope_schemes"]) > 1
@@ -95,9 +101,8 @@ def test_a_plan_is_what_a_request_then_gets(client: httpx.Client) -> None:
         planned = client.post("/v1/rope/plan", json=body).json()
         assert planned["prompt_tokens"] == length
         rope = client.post("/generate", json=body).json()["rope"]
-        for field in ("scheme", "mode", "factor", "growth", "reason", "native_length"):
+        for field in ("scheme", "mode", "factor", "growth", "reason", "native_length", "plan_max_length"):
             assert rope[field] == planned[field]
-        assert rope["max_length"] == planned["plan_max_length"]
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "prompt_tokens": 1}])
@@ -106,7 +111,7 @@ def test_a_plan_needs_a_prompt_or_its_length_and_not_both(client: httpx.Client, 
     assert (error["param"], error["message"]) == ("prompt", "give either prompt or prompt_tokens")
 
 
-@pytest.mark.parametrize("text", ["Hello, rope!", " leading", "x  12\n\ty", "<user>hi<assistant>", "a" * 1000, ""])
+@pytest.mark.parametrize("text", ["Hello, rope!", " leading", "x  12\n\ty", "<user>hi<assistant>", "a" * 256, ""])
 def test_a_text_comes_back_from_its_tokens(client: httpx.Client, text: str) -> None:
     answer = client.post("/tokenize", json={"prompt": text}).json()
     assert answer["count"] == len(answer["tokens"])
@@ -120,6 +125,13 @@ def test_tokens_are_those_that_a_request_is_charged_for(client: httpx.Client) ->
     assert tokens == [2, *b"Hello 12", 3]
     usage = client.post("/generate", json={"prompt": text, "max_tokens": 1}).json()["usage"]
     assert usage["prompt_tokens"] == len(tokens)
+
+
+def test_more_tokens_than_the_maximum_length_are_not_detokenized(client: httpx.Client) -> None:
+    error = error_of(client.post("/detokenize", json={"tokens": [65] * 257}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "tokens")
+    assert "257" in error["message"]
+    assert "256" in error["message"]
 
 
 def test_a_token_beyond_the_vocabulary_cannot_be_detokenized(client: httpx.Client) -> None:

@@ -125,12 +125,11 @@ class TestDisconnect:
         ):
             server.gate.wait_until_reached()
             content = body(path, stream=stream)
-            vanishing = threading.Thread(target=lambda: asyncio.run(post_and_vanish(server, path, content)))
-            vanishing.start()
+            vanishing = asyncio.run_coroutine_threadsafe(post_and_vanish(server, path, content), server.loop)
             wait_until(lambda: server.inbox_size > 1, "the request and its cancellation reach the engine")
             server.gate.open()
             other.read()
-        vanishing.join(60)
+        vanishing.result(60)
         server.wait_until_idle()
         assert admitted(server) == total + 2
         assert ended(server, "cancelled") == before + 1

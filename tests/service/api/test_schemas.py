@@ -41,14 +41,16 @@ BODIES: dict[str, type[RequestModel]] = {
 IN_RANGE: dict[str, tuple[Any, ...]] = {
     "model": (MODEL, None),
     "max_tokens": (1, None),
-    "min_tokens": (0, 1),
+    "min_tokens": (0, 1, None),
     "temperature": (0, 0.0, 0.7, 2, 2.0, None),
     "top_p": (0.001, 1, 1.0, None),
     "top_k": (0, 1, MAX_COUNT, None),
     "min_p": (0, 0.5, 1, None),
     "seed": (-(2**63), 0, 2**63 - 1, None),
     "stop": ("x" * MAX_STOP_LENGTH, ["x"], ["x"] * MAX_STOPS, [], None),
-    "ignore_eos": (True, False),
+    "ignore_eos": (True, False, None),
+    "presence_penalty": (0, 0.0, None),
+    "frequency_penalty": (0, 0.0, None),
     "n": (1, None),
     "stream": (False, None),
     "rope": ({}, {"scheme": "yarn", "mode": "static", "factor": 1.5, "growth": "stop"}, None),
@@ -63,7 +65,6 @@ OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
     ("max_tokens", True, ("integer", "True")),
     ("max_tokens", MAX_COUNT + 1, (str(MAX_COUNT), str(MAX_COUNT + 1))),
     ("min_tokens", -1, ("greater than or equal to 0", "-1")),
-    ("min_tokens", None, ("integer", "None")),
     ("min_tokens", MAX_COUNT + 1, (str(MAX_COUNT),)),
     ("temperature", -0.1, ("greater than or equal to 0", "-0.1")),
     ("temperature", 2.01, ("less than or equal to 2", "2.01")),
@@ -82,6 +83,8 @@ OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
     ("stop", ["x"] * (MAX_STOPS + 1), (f"at most {MAX_STOPS} items",)),
     ("stop", 7, ("string", "list", "7")),
     ("ignore_eos", "yes", ("boolean", "'yes'")),
+    ("presence_penalty", 0.5, ("0", "0.5")),
+    ("frequency_penalty", -0.5, ("0", "-0.5")),
     ("n", 2, ("1", "2")),
     ("n", 0, ("1", "0")),
     ("stream", "yes", ("boolean", "'yes'")),
@@ -104,7 +107,7 @@ def with_field(path: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_field_of_the_generating_routes_is_in_these_tables() -> None:
-    apart = {"prompt", "messages", "stream_options", "max_completion_tokens"}
+    apart = {"prompt", "messages", "stream_options", "max_completion_tokens", "logprobs"}
     assert {name for path in GENERATING for name in BODIES[path].model_fields} == IN_RANGE.keys() | apart
     refused = {field for field, _, _ in OUT_OF_RANGE}
     assert refused >= IN_RANGE.keys()
@@ -146,6 +149,7 @@ def test_a_value_beyond_a_limit_is_refused_with_field_value_and_limit(
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
         ("/v1/chat/completions", {"messages": [{"role": "pirate", "content": "a"}]}, "messages.0.role", "'pirate'"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string"),
+        ("/v1/chat/completions", MINIMAL["/v1/chat/completions"] | {"logprobs": True}, "logprobs", "False"),
         ("/v1/rope/plan", {"prompt_tokens": 0}, "prompt_tokens", "greater than or equal to 1"),
         ("/v1/rope/plan", {"prompt_tokens": 5, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0", "greater than or equal to 0"),

@@ -411,20 +411,20 @@ def test_the_gauges_follow_the_load() -> None:
     under_test.engine.add(first)
     under_test.engine.add(under_test.sequence("b", PROMPT))
 
-    def gauges() -> tuple[float, float, float, float]:
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_used_bytes")
-        running, waiting, usage, used = (metric(under_test, name) for name in names)
-        return running, waiting, usage, used
+    def gauges() -> tuple[float, float, float]:
+        names = ("num_requests_running", "kv_cache_usage_ratio", "kv_cache_used_bytes")
+        running, usage, used = (metric(under_test, name) for name in names)
+        return running, usage, used
 
     assert metric(under_test, "kv_cache_tokens") == 10 * PAGE_SIZE
     assert metric(under_test, "kv_cache_bytes") == 10
-    assert gauges() == (0, 2, 0, 0)
+    assert gauges() == (0, 0, 0)
     under_test.engine.step()
-    assert gauges() == (1, 1, 0.1, 1)
+    assert gauges() == (1, 0.1, 1)
     under_test.engine.cancel(first)
-    assert gauges() == (0, 1, 0, 0)
+    assert gauges() == (0, 0, 0)
     under_test.run()
-    assert gauges() == (0, 0, 0, 0)
+    assert gauges() == (0, 0, 0)
 
 
 def test_every_token_is_reported_as_soon_as_it_is_chosen() -> None:

@@ -41,7 +41,9 @@ class Threaded:
             self.gate.opened.set()
         num_pages = 4 * ENDLESS.max_tokens // PAGE_SIZE
         self.under_test = EngineUnderTest(num_pages, max_running, before_step=self.gate.before_step)
-        self.thread = EngineThread(self.under_test.engine, max_queued)
+        self.thread = EngineThread(
+            self.under_test.engine, self.under_test.metrics, max_running=max_running, max_queued=max_queued
+        )
         self.ended: dict[str, threading.Event] = {}
 
     def sequence(self, name: str, sampling: SamplingParams | None = None) -> Sequence:
@@ -101,7 +103,7 @@ def test_requests_from_many_threads_all_get_their_own_text() -> None:
 
 
 def test_a_full_queue_refuses_with_both_numbers_and_takes_requests_again_when_there_is_room() -> None:
-    with running(Threaded(max_queued=2, gate=Gate())) as threaded:
+    with running(Threaded(max_queued=2, gate=Gate(), max_running=1)) as threaded:
         threaded.submit("running")
         assert threaded.gate.reached.wait(LIMIT)
         assert threaded.thread.num_queued == 0

@@ -190,7 +190,7 @@ def test_wishes_granted(
 @pytest.mark.parametrize(
     ("wish", "prompt", "param", "said"),
     [
-        (RopeWish(scheme="alibi"), 100, "rope.scheme", "allowed: default, dynamic, linear, ntk, yarn"),
+        (RopeWish(scheme="alibi"), 100, "rope.scheme", "allowed: default, dynamic, linear, llama3, ntk, yarn"),
         (RopeWish(factor=3.5), 100, "rope.factor", "factor 3.5 is not available; allowed: 1, 1.25, 1.5, 2, 2.5, 3, 4"),
         (RopeWish(factor=0.5), 100, "rope.factor", "factor 0.5 is not available"),
         (RopeWish(factor=float("nan")), 100, "rope.factor", "factor nan is not available"),
@@ -303,7 +303,7 @@ def test_a_dynamic_model_is_native_up_to_its_length_and_has_a_ladder() -> None:
 @pytest.mark.parametrize(
     ("geometry", "options", "said"),
     [
-        (GEOMETRY, {"scheme": "alibi"}, "scheme must be one of dynamic, linear, ntk, yarn"),
+        (GEOMETRY, {"scheme": "alibi"}, "scheme must be one of dynamic, linear, llama3, ntk, yarn"),
         (GEOMETRY, {"scheme": "default"}, "scheme must be one of"),
         (GEOMETRY, {"reserve": 0}, "reserve must be at least 1"),
         (GEOMETRY, {"growth": "rerotate"}, "growth must be 'stop', it is 'rerotate'"),
