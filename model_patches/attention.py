@@ -60,21 +60,24 @@ class PagedBatch:
     cu_seq_q: torch.Tensor
     cu_seq_k: torch.Tensor
     seqused_k: torch.Tensor
-    _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _spans: dict[int | None, list["Span"]] = field(default_factory=dict)
 
-    def mask(self, query_length: int, key_length: int, window: int | None) -> torch.Tensor:
+    def mask(self, query_length: int, key_length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """The causal mask of one sequence's last `query_length` tokens over its `key_length` cached ones.
 
         Returns:
-            bool [query_length, key_length], True where attended; made once for all layers of a step.
+            [query_length, key_length], 0 where attended and -inf elsewhere, to be added to the logits: of a mask of
+            truth values, torch would make just that again in every layer. Made once for all layers of a step.
         """
-        shape = (query_length, key_length, window)
+        shape = (query_length, key_length, window, dtype)
         if shape not in self._masks:
             distance = torch.arange(key_length - query_length, key_length, device=self.slots.device)[:, None]
             distance = distance - torch.arange(key_length, device=self.slots.device)
-            allowed = distance >= 0
-            self._masks[shape] = allowed if window is None else allowed & (distance < window)
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            self._masks[shape] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+                hidden, -torch.inf
+            )
         return self._masks[shape]
 
     def spans(self, window: int | None) -> list["Span"]:
@@ -200,7 +203,9 @@ def attend_sdpa(
                 segment.transpose(0, 1)[None],
                 key,
                 value,
-                attn_mask=None if whole else batch.mask(query_length, key_length, window)[:, span.skipped :],
+                attn_mask=None
+                if whole
+                else batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :],
                 is_causal=whole,
                 scale=scale,
                 enable_gqa=heads != kv_heads,

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -42,11 +43,11 @@ def create_app(
 
         def load_in_background() -> None:
             try:
-                loaded = load()
+                report: Callable[[], None] = partial(server.set_loaded, load())
             except Exception as error:  # noqa: BLE001 - whatever it is, the server cannot serve
-                loop.call_soon_threadsafe(on_failure, error)
-            else:
-                loop.call_soon_threadsafe(server.set_loaded, loaded)
+                report = partial(on_failure, error)
+            with suppress(RuntimeError):  # a closed loop: the server was stopped meanwhile
+                loop.call_soon_threadsafe(report)
 
         # A daemon, so that a server that is told to stop meanwhile does not wait for it.
         threading.Thread(target=load_in_background, name="load", daemon=True).start()

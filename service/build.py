@@ -92,6 +92,11 @@ def inspect(settings: Settings) -> InspectedModel:
         reserve=settings.rope_reserve,
         growth=settings.growth,
     )
+    if geometry.is_scaled:
+        logger.info(
+            "the model's own plan is %s, factor %g, as its config says: every request runs under it, short ones too",
+            *(geometry.scheme, geometry.factor),
+        )
     return InspectedModel(settings.served_model_name or _name(settings.model), config, policy)
 
 
@@ -148,7 +153,7 @@ def _longest_token(tokenizer: Tokenizer) -> int | None:
 def _name(model: str | None) -> str:
     if model is None:
         return DEFAULT_MODEL_NAME
-    path = Path(model)
+    path = Path(model).expanduser()
     if path.is_file():
         return path.stem
     return path.resolve().name if path.is_dir() else model

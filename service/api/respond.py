@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from service.api.answers import AnswerFormat, Ending, Header
 from service.api.errors import error_body
@@ -40,8 +41,22 @@ async def respond(
     header = Header(handle.sequence.request_id, server.inspected.name, server.inspected.policy.native_length)
     if not stream:
         return _json(answer.whole(await _collect(request, handle, header)))
-    events = _stream(handle, answer, header, server.settings.sse_keepalive_seconds)
-    return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+    return EventStreamResponse(handle, _stream(handle, answer, header, server.settings.sse_keepalive_seconds))
+
+
+class EventStreamResponse(StreamingResponse):
+    """Server-sent events of one request, which is cancelled if its client goes away: Starlette then stops this
+    response, wherever it is."""
+
+    def __init__(self, handle: RequestHandle, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._handle.cancel()
 
 
 async def _collect(request: Request, handle: RequestHandle, header: Header) -> Ending:
@@ -68,17 +83,13 @@ async def _cancel_on_disconnect(request: Request, handle: RequestHandle) -> None
 async def _stream(
     handle: RequestHandle, answer: AnswerFormat, header: Header, keepalive_seconds: float
 ) -> AsyncIterator[bytes]:
-    """Server-sent events. Starlette closes this iterator when the client goes away."""
-    try:
-        for first in answer.begin(header):
-            yield _event(first)
-        async for event in _with_keepalive(handle, keepalive_seconds):
-            for part in _parts(event, answer, handle, header):
-                yield _event(part)
-        if answer.closing is not None:
-            yield format_sse_event(data_str=answer.closing)
-    finally:
-        handle.cancel()
+    for first in answer.begin(header):
+        yield _event(first)
+    async for event in _with_keepalive(handle, keepalive_seconds):
+        for part in _parts(event, answer, handle, header):
+            yield _event(part)
+    if answer.closing is not None:
+        yield format_sse_event(data_str=answer.closing)
 
 
 async def _with_keepalive(handle: RequestHandle, seconds: float) -> AsyncIterator[TokenEvent | FinishEvent | None]:

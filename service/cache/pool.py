@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from model_patches.attention import KeyValuePages
+from service.errors import StartupError
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> li
     On a CPU the operating system provides the memory only as pages are first written. On CUDA the pages begin as zeros:
     kernels there read whole pages and rely on what they mask being numbers.
 
+    Raises:
+        StartupError: the device does not have so much memory.
+
     Returns:
         One entry for each layer; keys and values are [num_pages, page_size, kv_heads, head_dim].
     """
@@ -47,4 +51,8 @@ def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> li
     def pool() -> torch.Tensor:
         return make(size, dtype=shape.dtype, device=device)
 
-    return [KeyValuePages(keys=pool(), values=pool()) for _ in range(shape.layers)]
+    try:
+        return [KeyValuePages(keys=pool(), values=pool()) for _ in range(shape.layers)]
+    except RuntimeError as error:  # torch's way of saying that memory is out, on CUDA and on a CPU
+        asked = num_pages * shape.page_bytes
+        raise StartupError(f"a cache of {asked} bytes does not fit into memory: lower kv-cache-memory") from error

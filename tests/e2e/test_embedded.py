@@ -265,6 +265,24 @@ class TestProgram:
         assert stream.data[-1]["finish_reason"] == "length"
         assert stream.data[-1]["usage"]["completion_tokens"] == 200
 
+    def test_a_stream_that_does_not_finish_in_time_is_told_so(
+        self, embedded_model_folder: Path, tmp_path: Path
+    ) -> None:
+        settings = ("--max-model-len", "8192", "--kv-cache-memory", "256MiB", "--shutdown-seconds", "1")
+        body = {"prompt": "Once upon a time", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        stream = EventStream()
+        with program(tmp_path, str(embedded_model_folder), *settings) as running:
+            with (
+                running.client_once_ready() as client,
+                client.stream("POST", "/generate", json=body) as response,
+            ):
+                for line in response.iter_lines():
+                    stream.read(line)
+                    if len(stream.data) == 1 and line:
+                        running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(DEADLINE) == 0, running.said
+        assert stream.data[-1]["error"]["code"] == "cancelled"
+
     def test_a_model_that_cannot_be_loaded_ends_it_with_one_line_and_status_2(
         self, embedded_model_folder: Path, tmp_path: Path
     ) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import regex  # type: ignore[import-untyped]
+import regex
 from transformers import PreTrainedTokenizerFast
 
 from model_patches.errors import UnsupportedModelError
