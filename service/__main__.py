@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from service.cli import add_settings
 from service.errors import RopewalkError
@@ -10,15 +12,29 @@ from service.errors import RopewalkError
 def main(argv: list[str] | None = None) -> None:
     """Run one command. An error that the user can mend ends in one line on stderr and exit status 2."""
     arguments = vars(_parser().parse_args(argv))
-    # Only now: torch and transformers take seconds to import, and --help should not.
-    from service import commands
-
-    actions = {"serve": commands.serve, "plan": commands.plan, "fetch-default": commands.fetch_default}
     try:
-        actions[arguments["command"]](arguments)
+        _command(arguments["command"])(arguments)
     except RopewalkError as error:
         print(f"ropewalk: error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _command(name: str) -> Callable[[Mapping[str, Any]], None]:
+    """What a command does. Imported only now: torch takes seconds, and not every command needs it."""
+    match name:
+        case "serve":
+            from service.commands.serve import serve
+
+            return serve
+        case "plan":
+            from service.commands.plan import plan
+
+            return plan
+        case "fetch-default":
+            from service.commands.fetch_default import fetch_default
+
+            return fetch_default
+    raise AssertionError(name)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,9 +18,6 @@ from model_patches.loading.gguf_rope import rope_scaling_of
 from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
 from model_patches.loading.weights import load_weights
 
-CONVERTER_VERSION = 1
-"""Part of every cache key. Raise it whenever the same file would now give another folder."""
-
 GGUF_ARCHITECTURES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

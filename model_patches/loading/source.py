@@ -17,8 +17,9 @@ from huggingface_hub.errors import (
 
 from model_patches.errors import ModelNotFoundError
 from model_patches.loading.cache import build_once
-from model_patches.loading.convert import CONVERTER_VERSION, convert_gguf
+from model_patches.loading.convert import convert_gguf
 from model_patches.loading.embedded import default_model_folder
+from model_patches.loading.version import CONVERTER_VERSION
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from model_patches.geometry import read_geometry
-from service import commands
 from service.__main__ import main
 from service.cli import load_settings
 from service.errors import StartupError
@@ -60,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Runs `ropewalk serve ...` up to its settings."""
     seen: list[Settings] = []
-    monkeypatch.setattr(commands, "serve", lambda arguments: seen.append(load_settings(arguments)))
+    monkeypatch.setattr("service.commands.serve.serve", lambda arguments: seen.append(load_settings(arguments)))
 
     def run(*arguments: str) -> Settings:
         main(["serve", *arguments])

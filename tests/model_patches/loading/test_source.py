@@ -12,9 +12,9 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from model_patches.errors import ModelNotFoundError
 from model_patches.loading import source
 from model_patches.loading.checkpoint import read_config
-from model_patches.loading.convert import CONVERTER_VERSION
 from model_patches.loading.embedded import default_model_folder
 from model_patches.loading.source import resolve_model
+from model_patches.loading.version import CONVERTER_VERSION
 
 TinyGguf = Callable[..., Path]
 

@@ -1,7 +1,6 @@
-"""What the commands of `ropewalk` do."""
+"""`ropewalk serve`: a server's life from settings to its last request."""
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -13,16 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
-from model_patches.errors import ModelError
-from model_patches.loading.cache import default_cache_dir
-from model_patches.loading.embedded import fetch_default as fetch_default_model
 from service import build
 from service.app import create_app
 from service.cli import load_settings
-from service.errors import RequestError, StartupError
 from service.metrics import Metrics
-from service.scaling.explain import explain
-from service.scaling.policy import RopeWish
 
 SECONDS_FOR_LAST_WORDS = 5  # for telling clients that their requests were cancelled
 
@@ -84,44 +77,3 @@ def serve(arguments: Mapping[str, Any]) -> None:
     uvicorn_server.run()
     if failures:
         raise failures[0]
-
-
-def fetch_default(_: Mapping[str, Any]) -> None:
-    """Download and convert the embedded default model, unless that has been done.
-
-    Raises:
-        StartupError: it cannot be had.
-    """
-    try:
-        folder = fetch_default_model(default_cache_dir())
-    except ModelError as error:
-        raise StartupError(str(error)) from error
-    print(f"the default model is in {folder}")
-
-
-def plan(arguments: Mapping[str, Any]) -> None:
-    """Print the plan that a request would get. Reads config.json only.
-
-    Raises:
-        StartupError: the model or a setting is wrong.
-        RequestError: the request would be refused.
-    """
-    for name in ("prompt_tokens", "max_tokens"):
-        if arguments[name] is not None and arguments[name] < 1:
-            raise RequestError(f"{name} must be at least 1, it is {arguments[name]}", param=name)
-    policy = build.inspect(load_settings(arguments)).policy
-    wish = RopeWish(scheme=arguments["scheme"], factor=arguments["factor"])
-    choice = policy.choose(arguments["prompt_tokens"], arguments["max_tokens"], wish)
-    facts = explain(choice, policy)
-    if arguments["json"]:
-        print(json.dumps(facts))
-        return
-    for name in ("scheme", "mode", "factor", "attention_factor", "native_length", "max_length", "max_tokens", "reason"):
-        print(f"{name:17} {facts[name]}")
-    print(f"{'ladder':17} {', '.join(f'{factor:g}' for factor in policy.ladder)}")
-    print("\npair  wavelength  rotations  under plan  kind")
-    for number, pair in enumerate(facts["pairs"]):
-        print(
-            f"{number:4}  {pair['wavelength']:10.1f}  {pair['rotations']:9.2f}  "
-            f"{pair['plan_wavelength']:10.1f}  {pair['kind']}"
-        )
