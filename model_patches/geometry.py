@@ -26,9 +26,11 @@ class RopeGeometry:
         rotary_dim: d, how many of a head's dimensions are rotated.
         theta: b, the base of the inverse frequencies (`rope_theta`).
         original_length: L in the schemes' formulas, in tokens (`original_max_position_embeddings` where given).
-        native_length: the context the model was trained to use, in tokens, which the policy compares with.
+        native_length: the context the model was trained to use, in tokens, which the policy compares with; with
+            longrope that of its short table, which is the original length.
         scheme: the scheme that the config itself asks for; "default" where it asks for none.
-        factor: how far that scheme stretches the original length to cover the native one; 1.0 where it does not.
+        factor: how far that scheme stretches the original length to cover the native one, or with longrope all that
+            its long table covers; 1.0 where it does not.
         parameters: that scheme's own options under transformers' names (`beta_fast`, `truncate`, `mscale`, ...).
     """
 
@@ -43,7 +45,15 @@ class RopeGeometry:
     @property
     def is_scaled(self) -> bool:
         """Whether the model's own plan is itself stretched, so that it must not be stretched again."""
-        return self.factor != 1.0 or self.native_length != self.original_length
+        return self.factor != 1.0 or self.native_length != self.original_length or self.scheme == "longrope"
+
+    @property
+    def trained_length(self) -> int:
+        """The longest sequence, in tokens, that the model's own plans cover: longrope has a second one, for long ones.
+
+        That is the native length for every other scheme.
+        """
+        return round(self.factor * self.original_length) if self.scheme == "longrope" else self.native_length
 
     def options(self, scheme: str) -> Mapping[str, Any]:
         """The config's options for `scheme`: empty where the config asks for another scheme.
@@ -77,8 +87,11 @@ def read_geometry(config: Mapping[str, Any]) -> RopeGeometry:
     options = {name: value for name, value in block.items() if name not in NOT_OPTIONS}
     if scheme == "dynamic":
         options["factor"] = _number("factor", _first("factor", block), at_least=1.0)
+    rotary_dim = _rotary_dim(config, block)
+    if scheme == "longrope":
+        options = _longrope_options(block, rotary_dim)
     return RopeGeometry(
-        rotary_dim=_rotary_dim(config, block),
+        rotary_dim=rotary_dim,
         theta=_theta(config, block),
         original_length=original,
         native_length=native,
@@ -97,6 +110,8 @@ def _refuse_per_layer(config: Mapping[str, Any], block: Mapping[str, Any]) -> No
 
 def _scheme(block: Mapping[str, Any]) -> str:
     scheme = block.get("rope_type") or block.get("type") or "default"
+    if scheme == "su" or (scheme == "yarn" and "long_factor" in block):
+        return "longrope"
     if not isinstance(scheme, str) or scheme not in SCHEMES:
         raise UnsupportedModelError(f"rope scheme {scheme!r} is not supported; known are {', '.join(sorted(SCHEMES))}")
     return scheme
@@ -111,14 +126,43 @@ def _lengths(config: Mapping[str, Any], block: Mapping[str, Any], scheme: str) -
         return longest, longest, 1.0
     name = "original_max_position_embeddings"
     explicit_original = _first(name, config, block)
-    original = longest if explicit_original is None else int(_number(name, explicit_original, at_least=1))
+    shortest = 2 if scheme == "longrope" else 1  # LongRoPE divides by ln L
+    original = longest if explicit_original is None else int(_number(name, explicit_original, at_least=shortest))
     factor = _first("factor", block)
     if factor is None:
         if explicit_original is None:
             raise UnsupportedModelError(f"rope scheme {scheme!r} needs a factor or {name}; the config has neither")
         factor = longest / original
     factor = _number("factor", factor, at_least=1.0)
-    return original, max(longest, math.floor(factor * original)), factor
+    covered = max(longest, math.floor(factor * original))
+    if scheme == "longrope":  # two plans: the short table up to the original length, the long one up to all of it
+        return original, original, covered / original
+    return original, covered, factor
+
+
+def _longrope_options(block: Mapping[str, Any], rotary_dim: int) -> dict[str, Any]:
+    """Both tables as tuples, and what else the formula takes: only what the block states itself."""
+    mscales = [name for name in ("short_mscale", "long_mscale") if block.get(name) is not None]
+    if mscales:
+        raise UnsupportedModelError(f"rope scheme 'longrope' with {' and '.join(mscales)} is not supported")
+    options: dict[str, Any] = {name: _table(name, block, rotary_dim // 2) for name in ("short_factor", "long_factor")}
+    for name, at_least in (("factor", 1.0), ("attention_factor", 0.0)):
+        if block.get(name) is not None:
+            options[name] = _number(name, block[name], at_least=at_least)
+    return options
+
+
+def _table(name: str, block: Mapping[str, Any], pairs: int) -> tuple[float, ...]:
+    table = block.get(name)
+    if not isinstance(table, list | tuple) or len(table) != pairs:
+        what = f"{len(table)} values" if isinstance(table, list | tuple) else repr(table)
+        raise UnsupportedModelError(
+            f"rope scheme 'longrope' needs {name} with a number for each of {pairs} pairs, it is {what}"
+        )
+    divisors = tuple(_number(f"a value of {name}", value, at_least=0.0) for value in table)
+    if 0.0 in divisors:
+        raise UnsupportedModelError(f"{name} must hold numbers above 0: pairs are slowed by them")
+    return divisors
 
 
 def _theta(config: Mapping[str, Any], block: Mapping[str, Any]) -> float:

@@ -4,7 +4,7 @@ import asyncio
 from typing import TypeVar
 from uuid import uuid4
 
-from service.api.schemas import Prompt, RopeWishFields, SamplingFields
+from service.api.requests import Prompt, RopeWishFields, SamplingFields
 from service.api.state import Server
 from service.build import LoadedServer
 from service.core import SamplingParams

@@ -8,7 +8,7 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from service import core
-from service.api.schemas import (
+from service.api.responses import (
     ChatAnswer,
     ChatChoice,
     ChatChunk,

@@ -9,7 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from service.api.schemas import FIELD_NAMES, ErrorBody, ErrorResponse
+from service.api.requests import FIELD_NAMES
+from service.api.responses import ErrorBody, ErrorResponse
 from service.errors import (
     CancelledError,
     GenerationError,

@@ -7,16 +7,18 @@ from fastapi.responses import Response
 
 from service.api.admission import admit
 from service.api.answers import ChatFormat, CompletionFormat, GenerateFormat
-from service.api.respond import respond
-from service.api.schemas import (
+from service.api.requests import (
     ChatRequest,
-    ChatResponse,
     CompletionRequest,
+    GenerateRequest,
+    StreamOptions,
+)
+from service.api.respond import respond
+from service.api.responses import (
+    ChatResponse,
     CompletionResponse,
     ErrorResponse,
-    GenerateRequest,
     GenerateResponse,
-    StreamOptions,
 )
 from service.api.state import Server, ServerDep
 from service.errors import RequestError

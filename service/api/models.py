@@ -4,14 +4,12 @@ from fastapi import APIRouter
 
 from service.api.admission import check_token_ids, choose_plan, tokenize
 from service.api.generating import ERRORS
-from service.api.schemas import (
-    DetokenizeRequest,
+from service.api.requests import DetokenizeRequest, PlanRequest, TokenizeRequest
+from service.api.responses import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
-    PlanRequest,
     PlanResponse,
-    TokenizeRequest,
     TokenizeResponse,
 )
 from service.api.state import Server, ServerDep

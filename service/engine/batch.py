@@ -41,40 +41,54 @@ def build(
         T = the sum of the step's tokens. Logits are asked for the last token of each sequence that has no uncomputed
         token left after the step, in the step's order.
     """
-    page_size = layers[0].keys.shape[1]
-    starts = [sequence.num_computed for sequence in step]
-    query_lengths = list(step.values())
-    key_lengths = [start + tokens for start, tokens in zip(starts, query_lengths, strict=True)]
-    cu_seq_q = [0, *accumulate(query_lengths)]
-    spans = [(sequence, start, end) for sequence, start, end in zip(step, starts, key_lengths, strict=True)]
-    last = [
-        stop - 1 for (sequence, _, end), stop in zip(spans, cu_seq_q[1:], strict=True) if end == sequence.num_tokens
-    ]
-
+    spans = [(sequence, sequence.num_computed, sequence.num_computed + tokens) for sequence, tokens in step.items()]
+    stops = accumulate(step.values())
+    last = [stop - 1 for (sequence, _, end), stop in zip(spans, stops, strict=True) if end == sequence.num_tokens]
     positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
-    rows = torch.arange(len(step)).repeat_interleave(torch.tensor(query_lengths))
-    block_table = pad_sequence([torch.tensor(s.pages, dtype=torch.int32) for s in step], batch_first=True)
+    rows = torch.arange(len(step)).repeat_interleave(torch.tensor(list(step.values())))
+    token_ids = [token for sequence, start, end in spans for token in sequence.tokens(start, end)]
+    plan_rows = torch.tensor([plan_row(sequence.choice.plan) for sequence in step])[rows]
+    return StepTensors(
+        token_ids=torch.tensor(token_ids).to(device, non_blocking=True),
+        positions=positions.to(device, non_blocking=True),
+        plan_rows=plan_rows.to(device, non_blocking=True),
+        logits_at=torch.tensor(last, dtype=torch.int64).to(device, non_blocking=True),
+        batch=_page(spans, positions, rows, layers, device),
+    )
+
+
+def _page(
+    spans: Sequence[tuple[core.Sequence, int, int]],
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    layers: Sequence[KeyValuePages],
+    device: torch.device,
+) -> PagedBatch:
+    """Find every token's place in the pool.
+
+    Args:
+        spans: each sequence with the first of its tokens in this step and the one after the last.
+        positions: int64 [T].
+        rows: int64 [T], which of the spans a token is of.
+        layers: the pool.
+        device: where the model runs.
+    """
+    page_size = layers[0].keys.shape[1]
+    query_lengths = [end - start for _, start, end in spans]
+    key_lengths = [end for _, _, end in spans]
+    block_table = pad_sequence([torch.tensor(s.pages, dtype=torch.int32) for s, _, _ in spans], batch_first=True)
     slots = block_table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
 
-    def on_device(values: torch.Tensor) -> torch.Tensor:
-        return values.to(device, non_blocking=True)
-
     def int32(values: list[int]) -> torch.Tensor:
-        return on_device(torch.tensor(values, dtype=torch.int32))
+        return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
 
-    return StepTensors(
-        token_ids=on_device(torch.tensor([token for s, start, end in spans for token in s.tokens(start, end)])),
-        positions=on_device(positions),
-        plan_rows=on_device(torch.tensor([plan_row(sequence.choice.plan) for sequence in step])[rows]),
-        logits_at=on_device(torch.tensor(last, dtype=torch.int64)),
-        batch=PagedBatch(
-            layers=layers,
-            query_lengths=query_lengths,
-            key_lengths=key_lengths,
-            slots=on_device(slots),
-            block_table=on_device(block_table),
-            cu_seq_q=int32(cu_seq_q),
-            cu_seq_k=int32([0, *accumulate(key_lengths)]),
-            seqused_k=int32(key_lengths),
-        ),
+    return PagedBatch(
+        layers=layers,
+        query_lengths=query_lengths,
+        key_lengths=key_lengths,
+        slots=slots.to(device, non_blocking=True),
+        block_table=block_table.to(device, non_blocking=True),
+        cu_seq_q=int32([0, *accumulate(query_lengths)]),
+        cu_seq_k=int32([0, *accumulate(key_lengths)]),
+        seqused_k=int32(key_lengths),
     )

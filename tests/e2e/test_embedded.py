@@ -218,6 +218,16 @@ class Program:
     def said(self) -> str:
         return self.log.read_text()
 
+    def stream_and_terminate(self, body: dict[str, Any]) -> EventStream:
+        """What a stream brings to its end, when SIGTERM comes after its first token."""
+        stream = EventStream()
+        with self.client_once_ready() as client, client.stream("POST", "/generate", json=body) as response:
+            for line in response.iter_lines():
+                stream.read(line)
+                if len(stream.data) == 1 and line:
+                    self.process.send_signal(signal.SIGTERM)
+        return stream
+
     @property
     def has_ended(self) -> bool:
         return self.process.poll() is not None
@@ -250,16 +260,8 @@ class TestProgram:
 
     def test_on_sigterm_a_running_stream_is_finished_first(self, embedded_model_folder: Path, tmp_path: Path) -> None:
         body = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": True}
-        stream = EventStream()
         with program(tmp_path, str(embedded_model_folder), *self.SETTINGS) as running:
-            with (
-                running.client_once_ready() as client,
-                client.stream("POST", "/generate", json=body) as response,
-            ):
-                for line in response.iter_lines():
-                    stream.read(line)
-                    if len(stream.data) == 1 and line:
-                        running.process.send_signal(signal.SIGTERM)
+            stream = running.stream_and_terminate(body)
             assert running.process.wait(DEADLINE) == 0, running.said
             assert "Traceback" not in running.said
         assert stream.data[-1]["finish_reason"] == "length"
@@ -270,16 +272,8 @@ class TestProgram:
     ) -> None:
         settings = ("--max-model-len", "8192", "--kv-cache-memory", "256MiB", "--shutdown-seconds", "1")
         body = {"prompt": "Once upon a time", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-        stream = EventStream()
         with program(tmp_path, str(embedded_model_folder), *settings) as running:
-            with (
-                running.client_once_ready() as client,
-                client.stream("POST", "/generate", json=body) as response,
-            ):
-                for line in response.iter_lines():
-                    stream.read(line)
-                    if len(stream.data) == 1 and line:
-                        running.process.send_signal(signal.SIGTERM)
+            stream = running.stream_and_terminate(body)
             assert running.process.wait(DEADLINE) == 0, running.said
         assert stream.data[-1]["error"]["code"] == "cancelled"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.schemas import (
+from service.api.requests import (
     FIELD_NAMES,
     ChatRequest,
     CompletionRequest,

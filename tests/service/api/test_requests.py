@@ -5,7 +5,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from service.api.schemas import (
+from service.api.requests import (
     MAX_COUNT,
     MAX_STOP_LENGTH,
     MAX_STOPS,

@@ -1,0 +1,209 @@
+"""What clients get: the fields of every answer. Knows JSON shapes; does not know how they come about."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Value = TypeVar("Value")
+Omitted = Annotated[Value | None, Field(exclude_if=lambda value: value is None)]
+"""A field of an answer that is left out where it has nothing to say."""
+
+
+class RopeInfo(BaseModel):
+    """The positional plan that a request ran under."""
+
+    scheme: str
+    mode: str
+    factor: float
+    growth: str
+    reason: str
+    rerotations: int = Field(description="how often the cached keys were moved to another plan")
+    native_length: int = Field(description="tokens the model was trained to use")
+    plan_max_length: int = Field(description="tokens the plan covers")
+
+
+class Usage(BaseModel):
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TimingInfo(BaseModel):
+    """Where a request spent its time, in seconds."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    time_to_first_token_seconds: float
+    total_seconds: float
+
+
+class GenerateResponse(BaseModel):
+    """Answer of POST /generate; in a stream, the last event, with the rest of the text and of the tokens."""
+
+    id: str
+    model: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    usage: Usage
+    rope: RopeInfo
+    timing: TimingInfo
+
+
+class GenerateChunk(BaseModel):
+    """An event of POST /generate before the last."""
+
+    id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: None = None
+
+
+class CompletionChoice(BaseModel):
+    """One text of a completion."""
+
+    index: int = 0
+    text: str
+    logprobs: None = None
+    finish_reason: str | None
+
+
+class CompletionResponse(BaseModel):
+    """Answer of POST /v1/completions; also the shape of each chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Omitted[Usage] = None
+    rope: Omitted[RopeInfo] = None
+
+
+class ChatAnswer(BaseModel):
+    """The message that the model wrote."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer of a chat."""
+
+    index: int = 0
+    message: ChatAnswer
+    logprobs: None = None
+    finish_reason: str
+
+
+class ChatResponse(BaseModel):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    rope: RopeInfo
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to the message."""
+
+    role: Omitted[Literal["assistant"]] = None
+    content: Omitted[str] = None
+
+
+class ChatChunkChoice(BaseModel):
+    """One answer's part of a chunk."""
+
+    index: int = 0
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(BaseModel):
+    """One chunk of a streamed chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Omitted[Usage] = None
+    rope: Omitted[RopeInfo] = None
+
+
+class TokenizeResponse(BaseModel):
+    """Answer of POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeResponse(BaseModel):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+class ModelCard(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ropewalk"
+    max_model_len: int
+    native_length: int
+    rope_schemes: list[str]
+    rope_factors: list[float]
+
+
+class ModelList(BaseModel):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class PlanResponse(BaseModel):
+    """Answer of POST /v1/rope/plan."""
+
+    model_config = ConfigDict(extra="allow")
+
+    scheme: str
+    mode: str
+    factor: float
+    growth: str
+    attention_factor: float
+    inv_freq: list[float]
+    native_length: int
+    max_length: int
+    plan_max_length: int
+    reason: str
+    max_tokens: int
+    ladder: list[float]
+    prompt_tokens: int
+    pairs: list[dict[str, Any]]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """An error, in the shape that OpenAI's clients expect."""
+
+    error: ErrorBody
