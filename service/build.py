@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 
 from model_patches.attention import page_size_for, uses_varlen
 from model_patches.errors import ModelError
-from model_patches.geometry import read_geometry
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.checkpoint import check_config, read_config
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME
@@ -24,6 +23,7 @@ from model_patches.loading.generation import GenerationDefaults
 from model_patches.loading.load import load_model
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
+from model_patches.rope_config import read_geometry
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
@@ -94,7 +94,7 @@ def inspect(settings: Settings) -> InspectedModel:
     )
     if geometry.is_scaled:
         logger.info(
-            "the model's own plan is %s, factor %g, as its config says: every request runs under it, short ones too",
+            "requests run under the model's own plan, as its config has it: %s, factor %g",
             *(geometry.scheme, geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), config, policy)

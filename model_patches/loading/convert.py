@@ -12,11 +12,11 @@ from tqdm import tqdm
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 
 from model_patches.errors import UnsupportedModelError
-from model_patches.geometry import read_geometry
 from model_patches.loading.gguf_file import GgufFile
 from model_patches.loading.gguf_rope import rope_scaling_of
 from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
 from model_patches.loading.weights import load_weights
+from model_patches.rope_config import read_geometry
 
 GGUF_ARCHITECTURES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",

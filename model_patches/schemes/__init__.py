@@ -3,10 +3,7 @@
 A scheme is a function `(geometry, factor, length) -> Frequencies`. To add one, write its file and add its line below.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.default import default_frequencies
 from model_patches.schemes.dynamic import dynamic_frequencies
 from model_patches.schemes.frequencies import Frequencies, Scheme
@@ -16,9 +13,6 @@ from model_patches.schemes.longrope import longrope_frequencies
 from model_patches.schemes.ntk import ntk_frequencies
 from model_patches.schemes.ntk_by_parts import ntk_by_parts_frequencies
 from model_patches.schemes.yarn import yarn_frequencies
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 __all__ = ["SCHEMES", "Frequencies", "Scheme", "schemes_for"]
 

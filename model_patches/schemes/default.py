@@ -3,14 +3,8 @@
 Knows RoFormer's formula. Does not know lengths.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def default_frequencies(geometry: RopeGeometry, _factor: float, _length: int) -> Frequencies:

@@ -3,15 +3,9 @@
 Knows the formula of transformers' "dynamic". Does not know how a length changes while a sequence grows.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
 from model_patches.schemes.ntk import ntk_base
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def dynamic_frequencies(geometry: RopeGeometry, _factor: float, length: int) -> Frequencies:

@@ -3,15 +3,12 @@
 Knows the shape of the contract and the one series that every scheme starts from. Does not know any scheme.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # at run time geometry imports the schemes' names, so that it can refuse unknown ones
-    from model_patches.geometry import RopeGeometry
+from model_patches.geometry import RopeGeometry
 
 
 class Frequencies(NamedTuple):

@@ -3,17 +3,12 @@
 Knows the formula. Does not know which models were trained with it.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def llama3_frequencies(geometry: RopeGeometry, factor: float, _length: int) -> Frequencies:

@@ -3,19 +3,15 @@
 Knows the formula. Does not know the tables: they belong to a model, and only its own config has them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from model_patches.errors import UnsupportedModelError
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def longrope_frequencies(geometry: RopeGeometry, _factor: float, length: int) -> Frequencies:

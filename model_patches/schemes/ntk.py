@@ -3,15 +3,10 @@
 Knows the formula. Does not know lengths; `dynamic` is the same rule driven by the length.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def ntk_base(base: float, stretch: float, rotary_dim: int) -> float:

@@ -4,19 +4,15 @@ Knows the formula as all code in use has it, which is not quite the paper's: the
 Does not know attention factors; `yarn` is the same rule with one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies, geometric_series
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 ZERO_WIDTH = 0.001  # transformers' width, in pairs, of a ramp whose two ends meet
 

@@ -3,25 +3,21 @@
 Knows the formulas as all code in use has them. Does not know which models were trained with it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from model_patches.geometry import RopeGeometry
 from model_patches.schemes.frequencies import Frequencies
 from model_patches.schemes.ntk_by_parts import stretched_by_parts
-
-if TYPE_CHECKING:
-    from model_patches.geometry import RopeGeometry
 
 
 def yarn_frequencies(geometry: RopeGeometry, factor: float, _length: int) -> Frequencies:
     """(1 − γ_i)·θ_i/s + γ_i·θ_i, m = 0.1·ln s + 1 (YaRN, 2309.00071, sections 3.2 and 3.4).
 
-    s is `factor`, θ_i the unscaled frequencies, γ_i = 1 keeps a pair (see `ntk_by_parts.kept_share`). The options `beta_fast` (32),
-    `beta_slow` (1), `truncate` (true), `attention_factor`, `mscale` and `mscale_all_dim` are those of the model's own
-    yarn block; a model without one gets the defaults.
+    s is `factor`, θ_i the unscaled frequencies, γ_i = 1 keeps a pair (see `ntk_by_parts.kept_share`). The options
+    `beta_fast` (32), `beta_slow` (1), `truncate` (true), `attention_factor`, `mscale` and `mscale_all_dim` are those of
+    the model's own yarn block; a model without one gets the defaults.
 
     Returns:
         inv_freq in radians per position, [d / 2]; attention factor m.

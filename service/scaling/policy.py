@@ -15,7 +15,7 @@ from typing import Literal
 
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan, make_plan
-from model_patches.schemes import SCHEMES
+from model_patches.schemes import schemes_for
 from service.errors import ContextLengthError, StartupError, WishError
 
 Mode = Literal["native", "static", "dynamic"]
@@ -89,7 +89,7 @@ class Policy:
         Args:
             geometry: the model's geometry as its config has it.
             native_length: treat this many tokens as native and original length; None keeps the config's.
-            max_length: None means four times the native length, or the native length where the config is scaled.
+            max_length: None means four times the native length, or the trained length where the config is scaled.
             scheme: the scheme of all rungs above the first.
             reserve: how many generated tokens a static plan makes room for, at most.
             growth: what a request does on outgrowing its plan.
@@ -97,8 +97,8 @@ class Policy:
         Raises:
             StartupError: a setting is out of range or does not go with the model.
         """
-        if scheme not in SCHEMES or scheme == "default":
-            raise StartupError(f"scheme must be one of {_scaling_schemes()}, it is {scheme!r}")
+        if scheme not in schemes_for(geometry) or scheme == "default":
+            raise StartupError(f"scheme must be one of {_scaling_schemes(geometry)}, it is {scheme!r}")
         if reserve < 1:
             raise StartupError(f"reserve must be at least 1 token, it is {reserve}")
         if growth != "stop":
@@ -107,7 +107,7 @@ class Policy:
         self.native_length = self.geometry.native_length
         self.max_length = _checked_max_length(self.geometry, max_length)
         if self.geometry.is_scaled:
-            self.ladder: tuple[float, ...] = (self.geometry.factor,)
+            self.ladder: tuple[float, ...] = _own_ladder(self.geometry, self.max_length)
         else:
             self.ladder = build_ladder(self.native_length, self.max_length)
         self._scheme = scheme
@@ -148,11 +148,11 @@ class Policy:
     @property
     def schemes(self) -> tuple[str, ...]:
         """The schemes that a request may ask for."""
-        return (self.geometry.scheme,) if self.geometry.is_scaled else tuple(sorted(SCHEMES))
+        return (self.geometry.scheme,) if self.geometry.is_scaled else schemes_for(self.geometry)
 
     def plan(self, scheme: str, factor: float) -> PositionPlan:
         """The plan of one scheme at one rung; at the first rung every scheme is the native plan."""
-        if factor == self.ladder[0]:
+        if factor == self.ladder[0] or self.geometry.is_scaled:
             scheme = self.geometry.scheme
         if (scheme, factor) not in self._plans:
             self._plans[scheme, factor] = make_plan(self.geometry, scheme, factor, self.coverage(factor))
@@ -259,17 +259,24 @@ def _with_native_length(geometry: RopeGeometry, native_length: int | None) -> Ro
 
 def _checked_max_length(geometry: RopeGeometry, max_length: int | None) -> int:
     if max_length is None:
-        max_length = geometry.native_length * (1 if geometry.is_scaled else DEFAULT_STRETCH)
+        max_length = geometry.trained_length if geometry.is_scaled else geometry.native_length * DEFAULT_STRETCH
     if max_length < 2:
         raise StartupError(f"the maximum length must leave room for a prompt and one more token, it is {max_length}")
-    if geometry.is_scaled and max_length > geometry.native_length:
-        message = f"the maximum length {max_length} is above the native length {geometry.native_length} of a model "
+    if geometry.is_scaled and max_length > geometry.trained_length:
+        message = f"the maximum length {max_length} is above the trained length {geometry.trained_length} of a model "
         raise StartupError(message + f"whose config is itself scaled ({geometry.scheme}, factor {geometry.factor:g})")
     return max_length
 
 
-def _scaling_schemes() -> str:
-    return ", ".join(sorted(SCHEMES.keys() - {"default"}))
+def _own_ladder(geometry: RopeGeometry, max_length: int) -> tuple[float, ...]:
+    """The rungs of a model's own plans: one, or two where LongRoPE has a long table beyond the native length."""
+    if geometry.trained_length == geometry.native_length:
+        return (geometry.factor,)
+    return (1.0,) if max_length <= geometry.native_length else (1.0, max_length / geometry.native_length)
+
+
+def _scaling_schemes(geometry: RopeGeometry) -> str:
+    return ", ".join(name for name in schemes_for(geometry) if name != "default")
 
 
 def _listed(factors: Iterable[float]) -> str:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from model_patches.attention import attend_varlen, page_size_for
-from model_patches.geometry import read_geometry
+from model_patches.rope_config import read_geometry
 from service.scaling.policy import Policy
 from tests.model_patches.paged import attention_by_definition, random_batch
 from tests.reference.harness import RealEngine, assert_like_reference

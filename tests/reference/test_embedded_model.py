@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from model_patches.geometry import read_geometry
 from model_patches.loading.load import LoadedModel, load_model
 from model_patches.plan import PositionPlan
+from model_patches.rope_config import read_geometry
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.harness import RealEngine, assert_like_reference, reference_logits
 from tests.reference.text import real_text

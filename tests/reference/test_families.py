@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from model_patches.geometry import read_geometry
 from model_patches.loading.checkpoint import SUPPORTED_ARCHITECTURES
+from model_patches.rope_config import read_geometry
 from service.core import SamplingParams
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.harness import RealEngine, assert_like_reference

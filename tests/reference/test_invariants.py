@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from model_patches.geometry import read_geometry
 from model_patches.loading.load import load_model
+from model_patches.rope_config import read_geometry
 from service.core import SamplingParams, Sequence
 from service.scaling.policy import Policy
 from tests.reference.harness import RealEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from model_patches.geometry import read_geometry
+from model_patches.rope_config import read_geometry
 from service.__main__ import main
 from service.cli import load_settings
 from service.errors import StartupError

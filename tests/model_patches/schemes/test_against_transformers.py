@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from model_patches.geometry import read_geometry
+from model_patches.rope_config import read_geometry
 from model_patches.schemes import SCHEMES
 
 FLOAT32 = 5e-6
@@ -28,7 +28,7 @@ def check(parameters: dict[str, Any], head_dim: int, longest: int, length: int, 
     config = {"head_dim": head_dim, "max_position_embeddings": longest, "rope_parameters": parameters}
     geometry = read_geometry(config)
     scheme = parameters["rope_type"]
-    ours = SCHEMES[scheme](geometry, parameters.get("factor", 1.0), length)
+    ours = SCHEMES[scheme](geometry, parameters.get("factor") or 1.0, length)
     theirs: Any = LlamaConfig(head_dim=head_dim, max_position_embeddings=longest, rope_parameters=dict(parameters))
     compute: Any = ROPE_INIT_FUNCTIONS.get(scheme, LlamaRotaryEmbedding.compute_default_rope_parameters)
     inv_freq, attention_factor = compute(theirs, seq_len=length)
@@ -80,6 +80,24 @@ def test_yarn_with_a_ramp_of_no_width(original: int) -> None:
     """At an original length of 6 both ends of the ramp are pair 0."""
     parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     check({**parameters, "original_max_position_embeddings": original}, 64, original, original)
+
+
+@st.composite
+def longrope_blocks(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+    tables = st.lists(st.floats(min_value=0.25, max_value=100), min_size=head_dim // 2, max_size=head_dim // 2)
+    block = {"rope_type": "longrope", "short_factor": draw(tables), "long_factor": draw(tables)}
+    optional = {"factor": st.none() | FACTORS, "attention_factor": st.none() | st.floats(min_value=0.5, max_value=2)}
+    return block | draw(st.fixed_dictionaries({}, optional=optional))
+
+
+@given(theta=THETAS, original=LENGTHS, stretch=FACTORS, data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_longrope(theta: float, original: int, stretch: float, data: st.DataObject) -> None:
+    head_dim = 2 * data.draw(st.integers(min_value=2, max_value=16), label="pairs")
+    block = data.draw(longrope_blocks(head_dim), label="block")
+    parameters = {**block, "rope_theta": theta, "original_max_position_embeddings": original}
+    length = data.draw(st.sampled_from([1, original - 1, original, original + 1]) | LENGTHS, label="length")
+    check(parameters, head_dim, int(stretch * original), length)
 
 
 @given(

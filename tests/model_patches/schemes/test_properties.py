@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
-from model_patches.schemes import SCHEMES
+from model_patches.schemes import SCHEMES, schemes_for
 
-FIXED = ("linear", "ntk", "yarn", "llama3")  # schemes that stretch by the factor, whatever the length
+FIXED = ("linear", "ntk", "ntk-by-parts", "yarn", "llama3")  # schemes that stretch by the factor, whatever the length
 
 
 @st.composite
@@ -53,7 +54,7 @@ def test_dynamic_without_a_factor_of_its_own_is_ntk_at_the_ratio_of_lengths(
     np.testing.assert_allclose(dynamic.inv_freq, ntk.inv_freq, rtol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", ["ntk", "dynamic", "yarn", "llama3"])
+@pytest.mark.parametrize("scheme", ["ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"])
 @settings(deadline=None)
 @given(geometry=geometries(), factor=FACTORS)
 def test_the_fastest_pair_is_untouched(scheme: str, geometry: RopeGeometry, factor: float) -> None:
@@ -84,7 +85,26 @@ def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones(geometry: RopeGeometry
     np.testing.assert_allclose(slowdown[slow[1:]], factor, rtol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_ntk_by_parts_is_yarn_without_sharpening(geometry: RopeGeometry, factor: float) -> None:
+    yarn = SCHEMES["yarn"](geometry, factor, geometry.native_length)
+    by_parts = SCHEMES["ntk-by-parts"](geometry, factor, geometry.native_length)
+    assert by_parts.inv_freq.tolist() == yarn.inv_freq.tolist()
+    assert by_parts.attention_factor == 1.0
+
+
+def test_ntk_by_parts_takes_the_options_of_its_own_block() -> None:
+    def geometry(scheme: str) -> RopeGeometry:
+        return RopeGeometry(64, 1e4, 2048, 8192, scheme, 4.0, {"beta_fast": 8, "beta_slow": 2, "truncate": False})
+
+    own = SCHEMES["ntk-by-parts"](geometry("ntk-by-parts"), 4.0, 8192).inv_freq
+    assert own.tolist() == SCHEMES["yarn"](geometry("yarn"), 4.0, 8192).inv_freq.tolist()
+    assert own.tolist() != SCHEMES["ntk-by-parts"](geometry("default"), 4.0, 8192).inv_freq.tolist()
+
+
+# LongRoPE's tables are a model's own and need not rise, so what follows does not hold for them.
+@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"longrope"}))
 @settings(deadline=None)
 @given(geometry=geometries(), factor=FACTORS)
 def test_frequencies_fall_from_pair_to_pair(scheme: str, geometry: RopeGeometry, factor: float) -> None:
@@ -113,8 +133,55 @@ def test_options_of_the_configs_own_scheme_stay_with_that_scheme() -> None:
     other = RopeGeometry(
         rotary_dim=64, theta=1e4, original_length=2048, native_length=2048, scheme="linear", parameters=options
     )
-    for scheme in SCHEMES:
+    for scheme in schemes_for(plain):
         expected = SCHEMES[scheme](plain, 2.0, 4096)
         frequencies = SCHEMES[scheme](other, 2.0, 4096)
         assert frequencies.inv_freq.tolist() == expected.inv_freq.tolist()
         assert frequencies.attention_factor == expected.attention_factor
+
+
+def longrope(stretch: float = 4.0, original_length: int = 4096, **options: object) -> RopeGeometry:
+    tables = {"short_factor": (1.0, 1.5, 1.25), "long_factor": (2.0, 8.0, 4.0)}
+    return RopeGeometry(6, 1e4, original_length, original_length, "longrope", stretch, {**tables, **options})
+
+
+@pytest.mark.parametrize(
+    ("length", "divisors"),
+    [(1, [1.0, 1.5, 1.25]), (4096, [1.0, 1.5, 1.25]), (4097, [2.0, 8.0, 4.0]), (16384, [2.0, 8.0, 4.0])],
+)
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_longrope_changes_its_table_above_the_original_length(
+    length: int, divisors: list[float], factor: float
+) -> None:
+    default = SCHEMES["default"](longrope(), 1.0, length).inv_freq
+    assert (default / SCHEMES["longrope"](longrope(), factor, length).inv_freq).tolist() == pytest.approx(divisors)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "expected"),
+    [
+        pytest.param(longrope(stretch=16.0, original_length=256), 1.5**0.5, id="square root of 1 + ln 16 / ln 256"),
+        pytest.param(longrope(factor=16.0, original_length=256), 1.5**0.5, id="the block's own factor wins"),
+        pytest.param(longrope(attention_factor=1.25), 1.25, id="an explicit one wins"),
+        pytest.param(longrope(stretch=1.0), 1.0, id="not stretched"),
+        pytest.param(longrope(factor=0.5), 1.0, id="shrunk"),
+    ],
+)
+def test_longrope_has_one_attention_factor_for_both_tables(geometry: RopeGeometry, expected: float) -> None:
+    for length in (geometry.original_length, geometry.original_length + 1):
+        assert SCHEMES["longrope"](geometry, 2.0, length).attention_factor == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("length", [2048, 2049])
+@pytest.mark.parametrize("scheme", ["default", "yarn"])
+def test_longrope_is_refused_by_a_model_without_its_tables(scheme: str, length: int) -> None:
+    options = {"short_factor": (1.0,) * 32, "long_factor": (2.0,) * 32}  # of another scheme's block
+    geometry = RopeGeometry(64, 1e4, 2048, 2048, scheme, parameters=options)
+    with pytest.raises(UnsupportedModelError, match=r"'longrope' needs a .* table"):
+        SCHEMES["longrope"](geometry, 2.0, length)
+
+
+def test_a_model_runs_every_scheme_but_those_whose_numbers_it_lacks() -> None:
+    plain = RopeGeometry(rotary_dim=64, theta=1e4, original_length=2048, native_length=2048)
+    assert schemes_for(plain) == ("default", "dynamic", "linear", "llama3", "ntk", "ntk-by-parts", "yarn")
+    assert set(schemes_for(longrope())) == SCHEMES.keys()

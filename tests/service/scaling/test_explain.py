@@ -6,7 +6,6 @@ import math
 import pytest
 
 from model_patches.geometry import RopeGeometry
-from model_patches.schemes import SCHEMES
 from service.scaling.explain import explain
 from service.scaling.policy import Policy, RopeWish
 
@@ -39,7 +38,7 @@ def test_everything_about_a_choice() -> None:
     }
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", POLICY.schemes)
 def test_it_survives_json(scheme: str) -> None:
     wish = RopeWish(scheme=scheme, factor=1.0 if scheme == "default" else 2.0)
     told = explain(POLICY.choose(100, 50, wish), POLICY)

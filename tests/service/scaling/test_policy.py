@@ -16,6 +16,15 @@ SCALED = RopeGeometry(
 DYNAMIC = RopeGeometry(
     rotary_dim=64, theta=1e5, original_length=8192, native_length=8192, scheme="dynamic", parameters={"factor": 3.0}
 )
+LONGROPE = RopeGeometry(
+    rotary_dim=6,
+    theta=1e4,
+    original_length=4096,
+    native_length=4096,
+    scheme="longrope",
+    factor=32.0,
+    parameters={"short_factor": (1.0, 1.1, 1.2), "long_factor": (2.0, 8.0, 32.0)},
+)
 POLICY = Policy(GEOMETRY)
 
 
@@ -190,7 +199,12 @@ def test_wishes_granted(
 @pytest.mark.parametrize(
     ("wish", "prompt", "param", "said"),
     [
-        (RopeWish(scheme="alibi"), 100, "rope.scheme", "allowed: default, dynamic, linear, llama3, ntk, yarn"),
+        (
+            RopeWish(scheme="alibi"),
+            100,
+            "rope.scheme",
+            "allowed: default, dynamic, linear, llama3, ntk, ntk-by-parts, yarn",
+        ),
         (RopeWish(factor=3.5), 100, "rope.factor", "factor 3.5 is not available; allowed: 1, 1.25, 1.5, 2, 2.5, 3, 4"),
         (RopeWish(factor=0.5), 100, "rope.factor", "factor 0.5 is not available"),
         (RopeWish(factor=float("nan")), 100, "rope.factor", "factor nan is not available"),
@@ -289,6 +303,29 @@ def test_a_scaled_model_refuses_other_scalings_and_says_why(wish: RopeWish) -> N
         Policy(SCALED).choose(100, 50, wish)
 
 
+def test_a_longrope_model_has_a_short_and_a_long_plan_of_its_own() -> None:
+    policy = Policy(LONGROPE)
+    assert (policy.native_length, policy.max_length, policy.ladder) == (4096, 131072, (1.0, 32.0))
+    short, long = make_plan(LONGROPE, "longrope", 1.0, 4096), make_plan(LONGROPE, "longrope", 32.0, 131072)
+    assert short.inv_freq != long.inv_freq
+    assert short.attention_factor == long.attention_factor
+    for prompt, max_tokens, mode, plan in [
+        (1, 4095, "native", short),
+        (1, 4096, "dynamic", short),
+        (4095, 1, "native", short),
+        (4096, 1, "static", long),
+        (131071, 1, "static", long),
+    ]:
+        choice = policy.choose(prompt, max_tokens)
+        assert (choice.mode, choice.plan) == (mode, plan)
+    assert policy.choose(10, 10, RopeWish(factor=32.0)).plan == long
+    assert policy.choose(10, 10, RopeWish(scheme="longrope", mode="static")).plan == short
+    assert Policy(LONGROPE, max_length=5000).choose(4999, None).plan.inv_freq == long.inv_freq
+    assert Policy(LONGROPE, max_length=4096).ladder == (1.0,)
+    with pytest.raises(WishError, match=r"itself scaled \(longrope, factor 32\)"):
+        policy.choose(10, 10, RopeWish(scheme="yarn"))
+
+
 def test_a_dynamic_model_is_native_up_to_its_length_and_has_a_ladder() -> None:
     policy = Policy(DYNAMIC, scheme="dynamic")
     unscaled = make_plan(GEOMETRY, "default", 1.0, 8192)
@@ -303,14 +340,14 @@ def test_a_dynamic_model_is_native_up_to_its_length_and_has_a_ladder() -> None:
 @pytest.mark.parametrize(
     ("geometry", "options", "said"),
     [
-        (GEOMETRY, {"scheme": "alibi"}, "scheme must be one of dynamic, linear, llama3, ntk, yarn"),
+        (GEOMETRY, {"scheme": "alibi"}, "scheme must be one of dynamic, linear, llama3, ntk, ntk-by-parts, yarn"),
         (GEOMETRY, {"scheme": "default"}, "scheme must be one of"),
         (GEOMETRY, {"reserve": 0}, "reserve must be at least 1"),
         (GEOMETRY, {"growth": "rerotate"}, "growth must be 'stop', it is 'rerotate'"),
         (GEOMETRY, {"native_length": 0}, "native length must be at least 1"),
         (GEOMETRY, {"max_length": 1}, "maximum length must leave room"),
         (SCALED, {"native_length": 4096}, r"native length cannot be set.*yarn, factor 32"),
-        (SCALED, {"max_length": 131073}, "131073 is above the native length 131072"),
+        (SCALED, {"max_length": 131073}, "131073 is above the trained length 131072"),
     ],
 )
 def test_settings_out_of_range_are_refused(geometry: RopeGeometry, options: dict[str, object], said: str) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from model_patches.errors import UnsupportedModelError
-from model_patches.geometry import RopeGeometry, read_geometry
+from model_patches.geometry import RopeGeometry
 from model_patches.plan import make_plan
+from model_patches.rope_config import read_geometry
 from model_patches.schemes import SCHEMES
 
 SMALL = {"hidden_size": 576, "num_attention_heads": 9, "max_position_embeddings": 8192}
@@ -137,12 +138,141 @@ def test_a_dynamic_models_own_factor_shapes_its_longer_plans() -> None:
     assert unscaled.inv_freq[-1] / plan.inv_freq[-1] == pytest.approx(3.0 * 2 - 2)
 
 
+SHORT, LONG = [1.0, 1.05, *[1.1] * 46], [1.5, 2.0, *[64.0] * 46]
+TABLES = {"short_factor": SHORT, "long_factor": LONG}
+PHI = {
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+
+
+def longrope(**fields: Any) -> RopeGeometry:
+    """Phi's geometry with a block of these fields."""
+    return read_geometry({**PHI, "rope_scaling": {"type": "longrope", **TABLES, **fields}})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({**PHI, "rope_scaling": {"type": "longrope", **TABLES}}, id="phi-3.5"),
+        pytest.param({**PHI, "rope_scaling": {"type": "su", **TABLES}}, id="phi-3"),
+        pytest.param({**PHI, "rope_scaling": {"type": "yarn", **TABLES}}, id="early phi-3 code"),
+        pytest.param(
+            {
+                **PHI,
+                "num_attention_heads": 24,
+                "partial_rotary_factor": 0.75,
+                "rope_scaling": {"type": "longrope", **TABLES},
+            },
+            id="phi-4-mini",
+        ),
+        pytest.param(
+            {**PHI, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **TABLES}}, id="version 5"
+        ),
+        pytest.param(
+            {
+                **PHI,
+                "original_max_position_embeddings": None,
+                "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096, **TABLES},
+            },
+            id="original inside",
+        ),
+    ],
+)
+def test_longrope_in_every_spelling(config: dict[str, Any]) -> None:
+    geometry = read_geometry(config)
+    assert (geometry.scheme, geometry.rotary_dim) == ("longrope", 96)
+    assert (geometry.original_length, geometry.native_length, geometry.trained_length) == (4096, 4096, 131072)
+    assert (geometry.factor, geometry.is_scaled) == (32.0, True)
+    assert geometry.parameters == {"short_factor": tuple(SHORT), "long_factor": tuple(LONG)}
+
+
+def test_longrope_is_native_in_its_short_table_up_to_the_original_length_and_long_beyond() -> None:
+    geometry = longrope()
+    unscaled = make_plan(geometry, "default", 1.0, 4096)
+    for length, table in [(4096, SHORT), (4097, LONG), (131072, LONG)]:
+        plan = make_plan(geometry, "longrope", geometry.factor, length)
+        slowdowns = [before / after for before, after in zip(unscaled.inv_freq, plan.inv_freq, strict=True)]
+        assert slowdowns == pytest.approx(table)
+        assert plan.attention_factor == pytest.approx(1.190238071423778)
+
+
+@pytest.mark.parametrize(
+    ("block", "longest", "factor", "options"),
+    [
+        pytest.param({"factor": 64.0}, 262144, 64.0, {"factor": 64.0}, id="factor beyond the maximum"),
+        pytest.param({"factor": 8}, 131072, 32.0, {"factor": 8.0}, id="factor below the maximum"),
+        pytest.param(
+            {"factor": None, "attention_factor": 1.5}, 131072, 32.0, {"attention_factor": 1.5}, id="no factor"
+        ),
+    ],
+)
+def test_longrope_covers_whichever_is_longer(
+    block: dict[str, Any], longest: int, factor: float, options: dict[str, float]
+) -> None:
+    geometry = longrope(**block)
+    assert (geometry.trained_length, geometry.factor, geometry.native_length) == (longest, factor, 4096)
+    assert {name: value for name, value in geometry.parameters.items() if name not in TABLES} == options
+
+
+def test_longrope_is_scaled_even_where_nothing_is_stretched() -> None:
+    """MiniCPM4's short table differs from 1: no other scheme may start from the unscaled frequencies."""
+    geometry = read_geometry({**PHI, "max_position_embeddings": 4096, "rope_scaling": {"type": "longrope", **TABLES}})
+    assert (geometry.factor, geometry.trained_length, geometry.is_scaled) == (1.0, 4096, True)
+
+
+@pytest.mark.parametrize("longest", [4097, 5000, 99_991, 131_071])
+def test_the_trained_length_of_longrope_is_exact(longest: int) -> None:
+    for original in (2, 3, 7, 1000, 4093, 4096):
+        config = {**PHI, "max_position_embeddings": longest, "original_max_position_embeddings": original}
+        geometry = read_geometry({**config, "rope_scaling": {"type": "longrope", **TABLES}})
+        assert geometry.trained_length == longest
+
+
+def test_the_trained_length_of_other_schemes_is_the_native_one() -> None:
+    block = yarn(factor=2.0, original_max_position_embeddings=4096)
+    geometry = read_geometry({**PLAIN, "max_position_embeddings": 16384, "rope_scaling": block})
+    assert geometry.trained_length == geometry.native_length == 16384
+    assert read_geometry(PLAIN).trained_length == 8192
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"short_factor": None}, "needs short_factor with a number for each of 48 pairs, it is None"),
+        ({"long_factor": None}, "needs long_factor"),
+        ({"long_factor": [1.0] * 47}, "needs long_factor with a number for each of 48 pairs, it is 47 values"),
+        ({"short_factor": 4.0}, "needs short_factor"),
+        ({"short_factor": ["1.0"] * 48}, "a value of short_factor must be a number"),
+        ({"short_factor": [float("nan")] * 48}, "a value of short_factor must be a number"),
+        ({"long_factor": [0.0] * 48}, "long_factor must hold numbers above 0"),
+        ({"long_factor": [-1.0] * 48}, "a value of long_factor must be at least 0"),
+        ({"short_mscale": 1.25, "long_mscale": 1.25}, "with short_mscale and long_mscale is not supported"),
+        ({"attention_factor": "1.2"}, "attention_factor must be a number"),
+        ({"factor": 0.5}, "factor must be at least 1"),
+    ],
+)
+def test_unsound_longrope_blocks_are_refused(block: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        longrope(**block)
+
+
+@pytest.mark.parametrize(("original", "message"), [(1, "at least 2"), (262144, "factor must be at least 1")])
+def test_longrope_needs_a_sound_original_length(original: int, message: str) -> None:
+    config = {**PHI, "original_max_position_embeddings": original}
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_geometry({**config, "rope_scaling": {"type": "longrope", **TABLES}})
+
+
 def test_a_geometry_can_be_a_key() -> None:
     config = {**PLAIN, "rope_scaling": yarn(factor=2.0, beta_fast=16)}
     assert len({read_geometry(config), read_geometry(config), read_geometry(PLAIN)}) == 2
 
 
-@pytest.mark.parametrize("scheme", ["longrope", "mrope", "su", 7, ["yarn"]])
+@pytest.mark.parametrize("scheme", ["mrope", "SU", 7, ["yarn"]])
 def test_an_unknown_scheme_is_refused_by_name_with_those_known(scheme: object) -> None:
     config = {**PLAIN, "rope_scaling": {"rope_type": scheme, "type": scheme, "factor": 2.0}}
     with pytest.raises(UnsupportedModelError) as refusal:
