@@ -40,16 +40,20 @@ def _command(name: str) -> Callable[[Mapping[str, Any]], None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ropewalk",
+        allow_abbrev=False,
         description="Serve RoPE language models, each request under the positional scaling that its length needs.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
+        allow_abbrev=False,
         epilog="Every option is also an environment variable: ROPEWALK_MAX_RUNNING for --max-running.",
     )
     add_settings(serve)
-    plan = commands.add_parser("plan", help="show the positional plan that a request would get, without weights")
+    plan = commands.add_parser(
+        "plan", help="show the positional plan that a request would get, without weights", allow_abbrev=False
+    )
     add_settings(plan, only=("native_length", "max_model_len", "rope_reserve", "revision"))
     plan.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="the prompt's length")
     plan.add_argument("--max-tokens", type=int, metavar="M", help="tokens to generate; default: all that remains")

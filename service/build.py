@@ -85,6 +85,7 @@ def inspect(settings: Settings) -> InspectedModel:
         geometry = read_geometry(config)
     except ModelError as error:
         raise StartupError(str(error)) from error
+    _dtype(settings.dtype, _device(settings.device), config)
     policy = Policy(
         geometry,
         native_length=settings.native_length,

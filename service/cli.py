@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -21,11 +21,14 @@ def add_settings(parser: argparse.ArgumentParser, *, only: Sequence[str] = ()) -
         if name == "model" or (only and name not in only):
             continue
         text = field.description if field.default is None else f"{field.description} (default: {field.default})"
+        text = (text or "").replace("%", "%%")  # argparse would fill in values
         flag = "--" + name.replace("_", "-")
         if field.annotation is bool:
             parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
         else:
-            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+            values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            shown = "{" + ",".join(values) + "}" if values else "VALUE"
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar=shown, help=text)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", default=None, help="settings from a .toml, .yaml or .yml file"
     )
@@ -46,5 +49,7 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
 
 def _describe(problem: Any) -> str:
     name = ".".join(map(str, problem["loc"])) or "settings"
-    value = f", it is {problem['input']!r}" if problem["loc"] and problem["type"] != "extra_forbidden" else ""
+    if problem["type"] == "extra_forbidden":
+        return f"{name} is not a setting"
+    value = f", it is {problem['input']!r}" if problem["loc"] else ""
     return f"{name.replace('_', '-')}: {problem['msg']}{value}"

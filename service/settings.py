@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for any free one")
     api_key: SecretStr | None = Field(
-        None, min_length=1, description="bearer key that every route but health and metrics asks for"
+        None, min_length=1, description="bearer key that every route but /health, /ready and /metrics asks for"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
@@ -43,7 +43,9 @@ class Settings(BaseSettings):
     growth: Literal["stop"] = Field("stop", description="what a request does when it outgrows its plan")
     rope_reserve: int = Field(2048, ge=1, description="generated tokens that a static plan makes room for, at most")
     kv_cache_memory: ByteSize | None = Field(
-        None, ge=1, description="bytes for the cache (2GiB); default: a share of the free memory"
+        None,
+        ge=1,
+        description="bytes for the cache (2GiB); default: of the free memory a quarter on a CPU, 85 % on CUDA",
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
         "auto", description="of cached keys and values; auto: the model's"

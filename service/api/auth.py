@@ -4,7 +4,7 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.errors import error_response
+from service.api.errors import refuse
 from service.errors import KeyRequiredError
 from service.metrics import Metrics
 
@@ -23,7 +23,7 @@ class BearerKey:
         answer = self._app
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
             error = KeyRequiredError("a valid key is needed: Authorization: Bearer <key>")
-            answer = error_response(error, self._metrics)
+            answer = refuse(error, self._metrics)
         await answer(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:

@@ -1,6 +1,7 @@
 """From errors to HTTP answers in OpenAI's shape. The one place where a status code is chosen."""
 
 import itertools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from service.errors import (
 )
 from service.metrics import Metrics
 
+logger = logging.getLogger(__name__)
+
 STATUS: dict[type[RequestError], int] = {
     KeyRequiredError: 401,
     UnknownModelError: 404,
@@ -41,37 +44,48 @@ def error_body(error: RequestError) -> ErrorResponse:
     return _body(_status(error), error.message, error.param, error.code)
 
 
-def error_response(error: RequestError, metrics: Metrics) -> JSONResponse:
-    """The answer to an error; counted unless the request had been admitted."""
-    if not isinstance(error, GenerationError | CancelledError):
-        metrics.refused.labels(error.code).inc()
+def error_response(error: RequestError) -> JSONResponse:
+    """The answer to an error."""
     return _response(_status(error), error_body(error))
+
+
+def refuse(error: RequestError, metrics: Metrics) -> JSONResponse:
+    """The answer to an error, counted and logged as a refusal unless the request had been admitted."""
+    if not isinstance(error, GenerationError | CancelledError):
+        _note_refusal(error_body(error), metrics)
+    return error_response(error)
 
 
 def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error of a route in OpenAI's shape, and count refusals."""
 
-    def refuse(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        metrics.refused.labels(body.error.code or str(status)).inc()
+    def respond(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        _note_refusal(body, metrics)
         return _response(status, body, headers)
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
-        return error_response(error, metrics)
+        return refuse(error, metrics)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         param, message = _describe(error.errors())
-        return refuse(400, _body(400, message, param, "invalid_value"))
+        return respond(400, _body(400, message, param, "invalid_value"))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code)
-        return refuse(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
+        codes = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+        code = codes.get(error.status_code)
+        return respond(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
-        return refuse(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+        return respond(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+
+
+def _note_refusal(body: ErrorResponse, metrics: Metrics) -> None:
+    metrics.refused.labels(body.error.code or "other").inc()
+    logger.info("refused, %s: %s", body.error.code, body.error.message)
 
 
 def _response(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -1,27 +1,37 @@
 """Routes for orchestrators: is it alive, is it ready, what do its metrics say."""
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from service.api.errors import error_response
+from service.api.responses import ErrorResponse
 from service.api.state import ServerDep
 from service.errors import NotReadyError
+
+UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorResponse, "description": "Not now"}}
 
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/health")
-async def health(server: ServerDep) -> dict[str, str]:
+@router.get("/health", response_model=dict[str, str], responses=UNREADY)
+async def health(server: ServerDep) -> dict[str, str] | Response:
     """200 while the process can serve or is still loading; 503 once its engine has died: restart it."""
     if server.loaded is not None and not server.loaded.engine.is_alive:
-        raise NotReadyError("the engine has stopped")
+        return error_response(NotReadyError("the engine has stopped"))
     return {"status": "alive"}
 
 
-@router.get("/ready")
-async def ready(server: ServerDep) -> dict[str, str]:
+@router.get("/ready", response_model=dict[str, str], responses=UNREADY)
+async def ready(server: ServerDep) -> dict[str, str] | Response:
     """200 once the model is loaded and warm; 503 before, and once the engine has died: send no requests."""
-    if not server.require_loaded().engine.is_alive:
-        raise NotReadyError("the engine has stopped")
+    try:
+        alive = server.require_loaded().engine.is_alive
+    except NotReadyError as error:
+        return error_response(error)  # asking for it is no request that was refused
+    if not alive:
+        return error_response(NotReadyError("the engine has stopped"))
     return {"status": "ready", "model": server.inspected.name}
 
 

@@ -123,7 +123,7 @@ def _check_ended_well(event: FinishEvent) -> None:
     if event.reason == FinishReason.ERROR:
         raise GenerationError(f"generation failed: {event.error or 'the engine has stopped'}")
     if event.reason == FinishReason.CANCELLED:
-        raise CancelledError("the request was cancelled before its end")
+        raise CancelledError("the request was cancelled before its end: the server is shutting down")
 
 
 def _event(part: BaseModel | None) -> bytes:

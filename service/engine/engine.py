@@ -142,6 +142,7 @@ class Engine:
         finally:
             self._metrics.observe_end(sequence, event)
             sequence.deliver(event)
+            _log_end(sequence, event)
 
     def _rest_of_text(self, sequence: Sequence) -> str:
         """Text that was held back until the end was known."""
@@ -154,6 +155,16 @@ class Engine:
         metrics.running.set(len(self.scheduler.running))
         metrics.cache_usage.set(pages.num_used / pages.num_pages)
         metrics.cache_used_bytes.set(pages.num_used * self._page_bytes)
+
+
+def _log_end(sequence: Sequence, event: FinishEvent) -> None:
+    """One line for each request: what it was, never what it said."""
+    plan = sequence.choice.plan
+    logger.info(
+        "%s: %d + %d tokens under %s %g (%s), %s after %.3f s, first token after %.3f s",
+        *(sequence.request_id, len(sequence.prompt), len(sequence.output)),
+        *(plan.scheme, plan.factor, sequence.choice.mode, event.reason, event.timing.total, event.timing.first_token),
+    )
 
 
 def _timing(sequence: Sequence, now: float) -> Timing:

@@ -242,6 +242,8 @@ class Policy:
             relation = "exceeds" if prompt_tokens > self.native_length else "leaves no room to generate within"
             cause = f"{prompt} {relation} {length}" if prompt_tokens >= self.native_length else "static as asked"
             reason = f"{cause}: factor {plan.factor:g} covers {prompt_tokens} + {ahead} reserved"
+        if wish.scheme not in (None, plan.scheme):
+            reason += f"; {wish.scheme} as asked would begin beyond {length}"
         ends_early = prompt_tokens + asked > plan.max_length
         return f"{reason}; generation ends at {plan.max_length} tokens" if ends_early else reason
 

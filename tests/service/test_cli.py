@@ -139,7 +139,7 @@ class TestRefusals:
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
     ) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
-        assert "max-runing" in refusal(capsys, "serve", "--config", str(tmp_path / name))
+        assert "max_runing is not a setting" in refusal(capsys, "serve", "--config", str(tmp_path / name))
 
     def test_a_broken_file_ends_in_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text("port: [1", encoding="utf-8")
@@ -219,3 +219,11 @@ class TestPlan:
 
     def test_a_folder_without_config_is_refused(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert "config.json" in refusal(capsys, "plan", str(tmp_path), "--prompt-tokens", "5")
+
+
+@pytest.mark.parametrize("command", [["serve", "--max-runnin", "8"], ["plan", "--prompt-token", "8"]])
+def test_a_shortened_flag_is_refused(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: ")

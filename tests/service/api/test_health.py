@@ -164,3 +164,28 @@ class TestMetrics:
         client.post("/generate", json={"prompt": "a", "max_tokens": 1})
         with fake_server() as other:
             assert other.samples()["ropewalk_request_success_total{finished_reason=length}"] == 0
+
+
+def test_asking_whether_it_is_ready_counts_as_no_refusal_and_a_refused_request_does() -> None:
+    loading = threading.Event()
+
+    def wait() -> None:
+        assert loading.wait(60)
+
+    with fake_server(before_load=wait, wait_ready=False) as server:
+        assert server.client.get("/ready").status_code == 503
+        assert not [name for name in server.samples() if name.startswith("ropewalk_request_refused_total")]
+        assert server.client.post("/generate", json={"prompt": "a"}).status_code == 503
+        assert server.samples()["ropewalk_request_refused_total{code=not_ready}"] == 1
+        loading.set()
+        wait_until(lambda: server.client.get("/ready").status_code == 200, "the server is ready")
+
+
+def test_a_request_leaves_one_line_in_the_log_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), fake_server() as server:
+        answer = server.client.post("/generate", json={"prompt": "secret", "max_tokens": 5}).json()
+        server.wait_until_idle()
+    [line] = [record.getMessage() for record in caplog.records if answer["id"] in record.getMessage()]
+    assert "6 + 5 tokens under default 1 (native), length after" in line
+    assert "secret" not in line
+    assert answer["text"] not in line

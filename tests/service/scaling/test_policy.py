@@ -353,3 +353,9 @@ def test_a_dynamic_model_is_native_up_to_its_length_and_has_a_ladder() -> None:
 def test_settings_out_of_range_are_refused(geometry: RopeGeometry, options: dict[str, object], said: str) -> None:
     with pytest.raises(StartupError, match=said):
         Policy(geometry, **options)  # type: ignore[arg-type]
+
+
+def test_a_scheme_that_was_asked_for_and_is_not_needed_is_named_in_the_reason() -> None:
+    choice = POLICY.choose(100, 50, RopeWish(scheme="ntk"))
+    assert choice.plan.scheme == "default"
+    assert "ntk as asked would begin beyond the native length 8192" in choice.reason
