@@ -17,8 +17,8 @@ class FrequencyTable(nn.Module):
     """The inverse frequencies and attention factors of all plans in use, one row each.
 
     Rows are only ever added, never changed, so a row number stays good for the life of the table. Angles are computed
-    from them for each step rather than kept: a table of cos and sin would take 2 × rotary_dim × 4 bytes for every
-    position of every plan (268 MB for one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
+    from them for each step rather than kept: a table of cos and sin would take 8 bytes for every pair and position of
+    every plan (268 MB for one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
     """
 
     inv_freq: torch.Tensor
