@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from model_patches.attention import page_size_for, uses_varlen
@@ -47,11 +48,19 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A model whose config has been read and accepted; no weights yet."""
+    """A model whose config has been read and accepted; no weights yet.
+
+    Attributes:
+        name: the model's name in the API.
+        policy: chooses plans for it.
+        device: where it will run.
+        dtype: of its weights and activations.
+    """
 
     name: str
-    config: Mapping[str, Any]
     policy: Policy
+    device: torch.device
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class LoadedServer:
         tokenizer: of the model.
         generation: what the model's files say about stopping and sampling.
         vocabulary: how many token ids the model knows.
-        longest_token: bytes of text that one token stands for at most; None where the tokenizer rewrites text first.
+        longest_token: see `longest_token_bytes`.
     """
 
     engine: EngineThread
@@ -85,7 +94,8 @@ def inspect(settings: Settings) -> InspectedModel:
         geometry = read_geometry(config)
     except ModelError as error:
         raise StartupError(str(error)) from error
-    _dtype(settings.dtype, _device(settings.device), config)
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device, config)
     policy = Policy(
         geometry,
         native_length=settings.native_length,
@@ -98,7 +108,7 @@ def inspect(settings: Settings) -> InspectedModel:
             "requests run under the model's own plan, as its config has it: %s, factor %g",
             *(geometry.scheme, geometry.factor),
         )
-    return InspectedModel(settings.served_model_name or _name(settings.model), config, policy)
+    return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
 
 
 def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
@@ -107,8 +117,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     Raises:
         StartupError: it cannot be done; the message says what is missing.
     """
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device, inspected.config)
+    device, dtype = inspected.device, inspected.dtype
     try:
         folder = resolve_model(
             settings.model,
@@ -140,15 +149,25 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     )
     engine.start()
     engine.run(lambda: warm_up(runner, pages, inspected.policy))
-    _log_ready(inspected, shape, num_pages, device, dtype)
+    _log_ready(inspected, shape, num_pages)
     return LoadedServer(
-        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, _longest_token(tokenizer)
+        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, longest_token_bytes(tokenizer)
     )
 
 
-def _longest_token(tokenizer: Tokenizer) -> int | None:
-    # In a byte-level vocabulary one character stands for one byte, and takes one or two: never too few.
-    return None if tokenizer.normalizer is not None else max(len(token.encode()) for token in tokenizer.get_vocab())
+def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
+    """Bytes of text that one token stands for at most.
+
+    Returns:
+        None where the tokenizer is not byte-level, rewrites text first, or drops bytes that it has no token for: there
+        a text's bytes say nothing of how few tokens it can have.
+    """
+    vocabulary = tokenizer.get_vocab()
+    complete = vocabulary.keys() >= set(ByteLevel.alphabet())
+    if not complete or tokenizer.normalizer is not None or not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None
+    # In such a vocabulary one character stands for one byte, and takes one or two: never too few.
+    return max(len(token.encode()) for token in vocabulary)
 
 
 def _name(model: str | None) -> str:
@@ -186,14 +205,12 @@ def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype, head_dim: int
     return chosen
 
 
-def _log_ready(
-    inspected: InspectedModel, shape: CacheShape, num_pages: int, device: torch.device, dtype: torch.dtype
-) -> None:
+def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int) -> None:
     policy = inspected.policy
     tokens = num_pages * shape.page_size
     logger.info(
         "%s on %s in %s: native length %d, maximum length %d, ladder %s",
-        *(inspected.name, device, dtype, policy.native_length, policy.max_length),
+        *(inspected.name, inspected.device, inspected.dtype, policy.native_length, policy.max_length),
         ", ".join(f"{factor:g}" for factor in policy.ladder),
     )
     logger.info(

@@ -15,6 +15,8 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from service.errors import StartupError
 
+Dtype = Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"]
+
 
 class Settings(BaseSettings):
     """The settings of `ropewalk serve`."""
@@ -31,7 +33,7 @@ class Settings(BaseSettings):
         None, min_length=1, description="bearer key that every route but /health, /ready and /metrics asks for"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
+    dtype: Dtype = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
     )
     native_length: int | None = Field(
@@ -47,9 +49,7 @@ class Settings(BaseSettings):
         ge=1,
         description="bytes for the cache (2GiB); default: of the free memory a quarter on a CPU, 85 % on CUDA",
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = Field(
-        "auto", description="of cached keys and values; auto: the model's"
-    )
+    kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: the model's")
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")
     max_running: int = Field(64, ge=1, description="requests that run at a time, at most")
     max_queued: int = Field(256, ge=1, description="requests that wait to run, at most")

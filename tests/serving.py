@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import torch
 import uvicorn
 from openai import DefaultHttpxClient, OpenAI
 from prometheus_client import CollectorRegistry
@@ -35,7 +36,7 @@ from service.metrics import Metrics
 from service.scaling.policy import Policy
 from service.scheduler.scheduler import Scheduler
 from service.settings import Settings
-from tests.fakes import GEOMETRY, PAGE_SIZE, VOCABULARY, EngineUnderTest
+from tests.fakes import GEOMETRY, VOCABULARY, EngineUnderTest
 
 DEADLINE = 120.0  # seconds; a guard against hanging, never a measure
 MODEL = "fake-model"
@@ -289,9 +290,9 @@ def fake_server(
         engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)
-        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, num_pages * PAGE_SIZE)
+        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, build.longest_token_bytes(backend))
 
-    inspected = InspectedModel(name=MODEL, config={}, policy=Policy(GEOMETRY))
+    inspected = InspectedModel(MODEL, Policy(GEOMETRY), torch.device("cpu"), torch.float32)
     return FakeServer(checked, inspected, parts.metrics, load, wait_ready, gate=gate, parts=parts)
 
 

@@ -80,7 +80,7 @@ def _check_text_length(text: str, loaded: LoadedServer, max_length: int) -> None
         return
     least = len(text.encode()) // loaded.longest_token
     if least >= max_length:
-        message = f"the prompt has more than {least} tokens; the maximum length is {max_length}"
+        message = f"the prompt has at least {least} tokens; the maximum length is {max_length}"
         raise ContextLengthError(message, param="prompt")
 
 

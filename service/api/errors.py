@@ -35,6 +35,15 @@ STATUS: dict[type[RequestError], int] = {
 }
 """Status of each error that has one of its own; every other RequestError is a 400."""
 
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorResponse, "description": "The request cannot be served as it stands"},
+    404: {"model": ErrorResponse, "description": "Another model was asked for"},
+    429: {"model": ErrorResponse, "description": "Too many requests are waiting; see Retry-After"},
+    500: {"model": ErrorResponse, "description": "Generation failed"},
+    503: {"model": ErrorResponse, "description": "The model is still loading, or the server is shutting down"},
+}
+"""What the API's description says of them."""
+
 SHOWN_VALUE_LENGTH = 100
 ABOUT_NAMES = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}
 

@@ -1,12 +1,11 @@
 """The three routes that generate: /generate, /v1/completions and /v1/chat/completions."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from service.api.admission import admit
 from service.api.answers import ChatFormat, CompletionFormat, GenerateFormat
+from service.api.errors import ERRORS
 from service.api.requests import (
     ChatRequest,
     CompletionRequest,
@@ -17,19 +16,10 @@ from service.api.respond import respond
 from service.api.responses import (
     ChatResponse,
     CompletionResponse,
-    ErrorResponse,
     GenerateResponse,
 )
 from service.api.state import Server, ServerDep
 from service.errors import RequestError
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorResponse, "description": "The request cannot be served as it stands"},
-    404: {"model": ErrorResponse, "description": "Another model was asked for"},
-    429: {"model": ErrorResponse, "description": "Too many requests are waiting; see Retry-After"},
-    500: {"model": ErrorResponse, "description": "Generation failed"},
-    503: {"model": ErrorResponse, "description": "The model is still loading, or the server is shutting down"},
-}
 
 router = APIRouter(tags=["generation"], responses=ERRORS)
 

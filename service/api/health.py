@@ -1,21 +1,16 @@
 """Routes for orchestrators: is it alive, is it ready, what do its metrics say."""
 
-from typing import Any
-
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.api.errors import error_response
-from service.api.responses import ErrorResponse
+from service.api.errors import ERRORS, error_response
 from service.api.state import ServerDep
 from service.errors import NotReadyError
-
-UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorResponse, "description": "Not now"}}
 
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/health", response_model=dict[str, str], responses=UNREADY)
+@router.get("/health", response_model=dict[str, str], responses={503: ERRORS[503]})
 async def health(server: ServerDep) -> dict[str, str] | Response:
     """200 while the process can serve or is still loading; 503 once its engine has died: restart it."""
     if server.loaded is not None and not server.loaded.engine.is_alive:
@@ -23,7 +18,7 @@ async def health(server: ServerDep) -> dict[str, str] | Response:
     return {"status": "alive"}
 
 
-@router.get("/ready", response_model=dict[str, str], responses=UNREADY)
+@router.get("/ready", response_model=dict[str, str], responses={503: ERRORS[503]})
 async def ready(server: ServerDep) -> dict[str, str] | Response:
     """200 once the model is loaded and warm; 503 before, and once the engine has died: send no requests."""
     try:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from service.api.admission import check_token_ids, choose_plan, tokenize
-from service.api.generating import ERRORS
+from service.api.errors import ERRORS
 from service.api.requests import DetokenizeRequest, PlanRequest, TokenizeRequest
 from service.api.responses import (
     DetokenizeResponse,

@@ -25,7 +25,7 @@ class EngineThread:
             max_running: requests that the engine runs at a time.
             max_queued: at most so many more are admitted.
         """
-        self.max_queued = max_queued
+        self._max_queued = max_queued
         self._max_running = max_running
         self._engine = engine
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -67,8 +67,8 @@ class EngineThread:
         # Those that arrived during a step and will start with the next one do not wait for anybody.
         about_to_start = max(0, self._max_running - len(self._engine.scheduler.running))
         waiting = self.num_queued - about_to_start
-        if waiting >= self.max_queued:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {self.max_queued}")
+        if waiting >= self._max_queued:
+            raise QueueFullError(f"{waiting} requests are waiting; the limit is {self._max_queued}")
 
     def submit(self, sequence: Sequence) -> None:
         """Admit a sequence; from here on it ends in exactly one FinishEvent.

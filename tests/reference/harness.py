@@ -12,6 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import nn
 
+from model_patches.attention import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
@@ -58,8 +59,10 @@ def reference_logits(model: Any, plan: PositionPlan, tokens: list[int], start: i
 class RecordingRunner(ModelRunner):
     """Keeps each sequence's rows of logits, in order."""
 
-    rows: dict[str, list[torch.Tensor]]
-    steps: list[dict[str, int]]
+    def __init__(self, model: PatchedModel, layers: list[KeyValuePages]) -> None:
+        super().__init__(model, layers)
+        self.rows: dict[str, list[torch.Tensor]] = {}
+        self.steps: list[dict[str, int]] = []
 
     def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
         logits = super().forward(step)
@@ -86,7 +89,6 @@ class RealEngine:
         shape = CacheShape(patched.layers, self.page_size, patched.kv_heads, patched.head_dim, patched.dtype)
         self.pages = PageAllocator(self.num_pages, self.page_size)
         self.runner = RecordingRunner(patched, allocate_pool(shape, self.num_pages, patched.device))
-        self.runner.rows, self.runner.steps = {}, []
         scheduler = Scheduler(self.pages, max_running=32, max_batch_tokens=self.max_batch_tokens)
         self.engine = Engine(
             self.runner, scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes

@@ -1,9 +1,14 @@
 """What an admitted request does with its fields, and which requests are refused before they cost anything."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import httpx
 import pytest
 
 from model_patches.loading.generation import GenerationDefaults
+from service.api.admission import _check_text_length
+from service.errors import ContextLengthError
 from tests.fakes import expected_output
 from tests.serving import FakeServer, error_of, fake_server, read_stream, wait_until
 
@@ -206,3 +211,15 @@ def start_stream(server: FakeServer, client: httpx.Client) -> httpx.Response:
     assert response.status_code == 200
     server.gate.wait_until_reached()
     return response
+
+
+@pytest.mark.parametrize(("length", "refused"), [(255 * 11 + 10, False), (256 * 11, True)])
+def test_a_text_whose_bytes_show_that_it_cannot_fit_is_refused_before_it_is_tokenised(
+    length: int, refused: bool
+) -> None:
+    loaded: Any = SimpleNamespace(longest_token=11)
+    if not refused:
+        _check_text_length("a" * length, loaded, max_length=256)
+        return
+    with pytest.raises(ContextLengthError, match="at least 256 tokens; the maximum length is 256"):
+        _check_text_length("a" * length, loaded, max_length=256)
