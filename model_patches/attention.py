@@ -10,31 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from model_patches.pages import KeyValuePages, PagedTensor
 
 PAGED_ATTENTION = "ropewalk_paged"
 """Name under which the attention function is registered with transformers."""
-
-
-@dataclass(frozen=True)
-class KeyValuePages:
-    """The paged pool of one layer: keys and values, each [pages, page_size, kv_heads, head_dim]."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write tokens into their slots.
-
-        Args:
-            slots: int64 [T], page × page_size + offset in the page.
-            key: rotated keys, [T, kv_heads, head_dim].
-            value: [T, kv_heads, head_dim].
-        """
-        self.keys.flatten(0, 1).index_copy_(0, slots, key.to(self.keys.dtype))
-        self.values.flatten(0, 1).index_copy_(0, slots, value.to(self.values.dtype))
+_VARLEN_PAGE = 256  # FlashAttention 2 takes pages of multiples of this only
+_ALIGNMENT = 8  # fused kernels take heads of multiples of this only
 
 
 @dataclass(frozen=True)
@@ -114,22 +99,33 @@ class Span:
     last: int
     skipped: int
 
-    def gather(self, pool: torch.Tensor) -> torch.Tensor:
-        """Its keys or values, [1, kv_heads, tokens, head_dim], out of [pages, page_size, kv_heads, head_dim]."""
-        return pool.index_select(0, self.pages).flatten(0, 1)[self.first : self.last].transpose(0, 1)[None]
+    def gather(self, pool: PagedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """Its keys or values, [1, kv_heads, tokens, dim] in `dtype`."""
+        return pool.gather(self.pages, dtype).flatten(0, 1)[self.first : self.last].transpose(0, 1)[None]
 
 
-def uses_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention runs through torch's FlashAttention: in half precision, on CUDA devices and head sizes that
-    it supports."""
-    if device.type != "cuda" or dtype.itemsize != 2 or head_dim > 256 or head_dim % 8:
+def uses_varlen(device: torch.device, dtype: torch.dtype, kept_as: torch.dtype, key_dim: int, value_dim: int) -> bool:
+    """Whether attention can run through torch's FlashAttention: in half precision over pages of the same type, on CUDA
+    devices and head sizes that it supports.
+
+    Args:
+        device: where the model runs.
+        dtype: of the queries.
+        kept_as: of the keys and values in the pages.
+        key_dim: dimensions of a key.
+        value_dim: dimensions of a value.
+    """
+    if device.type != "cuda" or dtype.itemsize != 2 or kept_as != dtype:
+        return False
+    if key_dim != value_dim or key_dim > 256 or key_dim % _ALIGNMENT:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def page_size_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> int:
-    """Tokens in one page: FlashAttention 2 takes multiples of 256 only; elsewhere small pages waste less."""
-    return 256 if uses_varlen(device, dtype, head_dim) else 16
+def page_size_for(device: torch.device, dtype: torch.dtype, kept_as: torch.dtype, key_dim: int, value_dim: int) -> int:
+    """Tokens in one page: what FlashAttention needs where it runs; elsewhere small pages waste less. Args as for
+    `uses_varlen`."""
+    return _VARLEN_PAGE if uses_varlen(device, dtype, kept_as, key_dim, value_dim) else 16
 
 
 def register() -> None:
@@ -148,88 +144,145 @@ def paged_attention_forward(
     paged_batch: PagedBatch,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write this step's rotated keys and values into the layer's pages, then attend over the pages.
 
     Args:
         module: the attention module that calls; only its `layer_idx` is read.
-        query: [1, heads, T, head_dim], rotated.
-        key: [1, kv_heads, T, head_dim], rotated.
-        value: [1, kv_heads, T, head_dim].
+        query: [1, heads, T, key_dim], rotated.
+        key: [1, kv_heads, T, key_dim], rotated.
+        value: [1, kv_heads, T, value_dim].
         attention_mask: must be None.
         paged_batch: the step, handed through the model's forward as a keyword argument.
         scaling: softmax scale.
         sliding_window: how many of the latest tokens are seen, the token itself included; None for all.
+        s_aux: [heads], attention sinks (gpt-oss): a logit of each head that takes its share of every softmax and gives
+            nothing for it.
 
     Returns:
-        [1, T, heads, head_dim] and None, as transformers expects.
+        [1, T, heads, value_dim] and None, as transformers expects.
     """
     assert attention_mask is None
     pages = paged_batch.layers[module.layer_idx]
     pages.write(paged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    attend = attend_varlen if uses_varlen(query.device, query.dtype, query.shape[-1]) else attend_sdpa
-    return attend(query[0].transpose(0, 1), pages, paged_batch, scaling, sliding_window)[None], None
+    kept = pages.keys
+    fused = uses_varlen(query.device, query.dtype, kept.dtype, query.shape[-1], value.shape[-1])
+    attend = attend_varlen if fused and kept.shape[1] % _VARLEN_PAGE == 0 else attend_sdpa
+    return attend(query[0].transpose(0, 1), pages, paged_batch, scaling, sliding_window, s_aux)[None], None
 
 
 def attend_sdpa(
-    query: torch.Tensor, pages: KeyValuePages, batch: PagedBatch, scale: float, window: int | None
+    query: torch.Tensor,
+    pages: KeyValuePages,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention one sequence at a time over its gathered pages: the reference, and the path for CPU and float32.
+    """Attention one sequence at a time over its gathered pages: the reference, and the path for CPU, float32 and pages
+    of another type than the query's.
 
     A sequence's result does not depend on what else is in the batch.
 
     Args:
-        query: [T, heads, head_dim]; the rest as in `paged_attention_forward`.
+        query: [T, heads, key_dim]; the rest as in `paged_attention_forward`.
 
     Returns:
-        [T, heads, head_dim].
+        [T, heads, value_dim].
     """
-    heads, kv_heads = query.shape[1], pages.keys.shape[2]
+    value_dim = pages.values.shape[-1]
     outputs = []
     segments = torch.split(query, list(batch.query_lengths))
     for segment, span, key_length in zip(segments, batch.spans(window), batch.key_lengths, strict=True):
         query_length = len(segment)
-        key, value = (span.gather(pool).to(query.dtype) for pool in (pages.keys, pages.values))
-        if query_length == 1:
-            # The query heads that share a key head become rows of one product: over bf16 on a CPU this is 7 to 10
-            # times faster than enable_gqa.
-            folded = segment.view(1, kv_heads, heads // kv_heads, -1)
-            attended = scaled_dot_product_attention(folded, key, value, scale=scale)
-            outputs.append(attended.reshape(1, heads, -1))
-        else:
-            whole = query_length == key_length and window is None
-            attended = scaled_dot_product_attention(
-                segment.transpose(0, 1)[None],
-                key,
-                value,
-                attn_mask=None
-                if whole
-                else batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :],
-                is_causal=whole,
-                scale=scale,
-                enable_gqa=heads != kv_heads,
-            )
-            outputs.append(attended[0].transpose(0, 1))
+        mask = None
+        if query_length > 1 and (query_length < key_length or window is not None or sinks is not None):
+            mask = batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :]
+        key, value = (span.gather(pool, query.dtype) for pool in (pages.keys, pages.values))
+        if sinks is not None:
+            segment, key, value, mask = _with_sinks(sinks / scale, segment, key, value, mask)
+        if value.shape[-1] < key.shape[-1]:  # fused kernels want both alike
+            value = pad(value, (0, key.shape[-1] - value.shape[-1]))
+        outputs.append(_attend_one(segment, key, value, mask, scale)[..., :value_dim])
     return torch.cat(outputs)
 
 
+def _attend_one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Attention of one sequence, its tokens aligned at the end with the keys'.
+
+    Args:
+        query: [q, heads, dim].
+        key: [1, kv_heads, k, dim].
+        value: [1, kv_heads, k, value_dim].
+        mask: [q, k], added to the logits; None where the only token sees all keys, or every token all up to itself.
+        scale: softmax scale.
+
+    Returns:
+        [q, heads, value_dim].
+    """
+    length, heads, dim = query.shape
+    kv_heads = key.shape[1]
+    if length == 1:
+        # The query heads that share a key head become rows of one product: over bf16 on a CPU this is 7 to 10
+        # times faster than enable_gqa.
+        folded = query.view(1, kv_heads, heads // kv_heads, dim)
+        return scaled_dot_product_attention(folded, key, value, scale=scale).reshape(1, heads, -1)
+    attended = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _with_sinks(
+    sinks: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Sinks as one more key, in front, that all tokens see.
+
+    In a dimension of its own it is 1, every other key 0, and the query of each head has its sink; its value is 0.
+    Shapes as for `_attend_one`.
+
+    Args:
+        sinks: [heads], each divided by the softmax scale.
+    """
+    dim = query.shape[-1]
+    query = pad(query, (0, _ALIGNMENT))
+    query[..., dim] = sinks
+    key = pad(key, (0, _ALIGNMENT, 1, 0))
+    key[..., 0, dim] = 1
+    return query, key, pad(value, (0, 0, 1, 0)), None if mask is None else pad(mask, (1, 0))
+
+
 def attend_varlen(
-    query: torch.Tensor, pages: KeyValuePages, batch: PagedBatch, scale: float, window: int | None
+    query: torch.Tensor,
+    pages: KeyValuePages,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same on CUDA, all sequences in one call of torch's FlashAttention over block tables.
 
-    Half precision only, pages of the query's dtype, page_size a multiple of 256 (FlashAttention 2's limit). Args and
-    return value as for `attend_sdpa`.
+    Where `uses_varlen` says so, over pages of a multiple of 256 tokens. Args and return value as for `attend_sdpa`.
     """
-    attended = varlen_attn(
+    attended, logsumexp = varlen_attn(
         query.contiguous(),
-        pages.keys,
-        pages.values,
+        pages.keys.data,
+        pages.values.data,
         batch.cu_seq_q,
         batch.cu_seq_k,
         max(batch.query_lengths),
         max(batch.key_lengths),
+        return_aux=AuxRequest(lse=True),
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=query.shape[1] != pages.keys.shape[2],
@@ -239,5 +292,9 @@ def attend_varlen(
         # depend on what else is in the batch.
         num_splits=1,
     )
-    assert isinstance(attended, torch.Tensor)
-    return attended
+    if sinks is None:
+        return attended
+    # exp(lse) is the softmax's denominator without the sink: this multiplies by exp(lse) / (exp(lse) + exp(sink)).
+    # Its shape is [heads, T], whatever varlen_attn's docstring says.
+    assert logsumexp.shape == (query.shape[1], query.shape[0])
+    return attended * torch.sigmoid(logsumexp.T - sinks)[..., None].to(attended.dtype)

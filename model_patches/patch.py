@@ -10,6 +10,7 @@ import torch
 
 from model_patches import attention
 from model_patches.attention import PAGED_ATTENTION, PagedBatch
+from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
 
@@ -20,12 +21,12 @@ class PatchedModel:
     Only this object's modules and its own config are changed; other models of the same class are untouched.
     """
 
-    def __init__(self, model: Any, rotary_dim: int) -> None:
+    def __init__(self, model: Any, geometry: RopeGeometry) -> None:
         """Patch a model in place.
 
         Args:
             model: a loaded `PreTrainedModel` for causal language modelling, in eval mode.
-            rotary_dim: how many of a head's dimensions are rotated.
+            geometry: its rotary geometry.
 
         Raises:
             UnsupportedModelError: the model has not exactly one rotary module.
@@ -33,10 +34,11 @@ class PatchedModel:
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self._frequencies = FrequencyTable(rotary_dim // 2, model.device)
+        self.geometry = geometry
+        self._frequencies = FrequencyTable(geometry.rotary_dim // 2, model.device)
         attention.register()
         model.set_attn_implementation(PAGED_ATTENTION)
-        replace_rotary(model, self._frequencies)
+        replace_rotary(model, self._frequencies, geometry)
 
     @property
     def layers(self) -> int:
@@ -44,12 +46,38 @@ class PatchedModel:
 
     @property
     def kv_heads(self) -> int:
-        return cast(int, self.model.config.num_key_value_heads)
+        """Heads of the keys, and of the values, in a layer; latent attention is expanded before they are cached."""
+        config = self.model.config
+        return cast(int, config.num_attention_heads if self._is_latent else config.num_key_value_heads)
 
     @property
-    def head_dim(self) -> int:
+    def key_dim(self) -> int:
+        """Dimensions of a key's head."""
         config = self.model.config
+        if self._is_latent:
+            return cast(int, config.qk_nope_head_dim + config.qk_rope_head_dim)
         return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a value's head."""
+        return cast(int, self.model.config.v_head_dim) if self._is_latent else self.key_dim
+
+    @property
+    def rotary_offset(self) -> int:
+        """The first rotated dimension of a key's head."""
+        return cast(int, self.model.config.qk_nope_head_dim) if self._is_latent else 0
+
+    @property
+    def local_layers(self) -> frozenset[int]:
+        """Layers that have rotary parameters of their own, so that plans leave their keys alone."""
+        local, types = self.geometry.local, getattr(self.model.config, "layer_types", None) or ()
+        return frozenset(layer for layer, kind in enumerate(types) if local is not None and kind in local.layer_types)
+
+    @property
+    def _is_latent(self) -> bool:
+        """Whether the model has DeepSeek's latent attention (MLA)."""
+        return getattr(self.model.config, "kv_lora_rank", None) is not None
 
     def plan_row(self, plan: PositionPlan) -> int:
         """The number that stands for a plan in `forward`; the same plan always gets the same number."""

@@ -4,13 +4,13 @@ Knows plans and one transformers model's rotary module. Does not know sequences:
 the row of its plan, and nothing is remembered between two calls.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from model_patches.errors import UnsupportedModelError
+from model_patches.geometry import LocalRope, RopeGeometry
 from model_patches.plan import PositionPlan
+from model_patches.schemes.frequencies import geometric_series
 
 
 class FrequencyTable(nn.Module):
@@ -51,43 +51,71 @@ class FrequencyTable(nn.Module):
 class PlanRotary(nn.Module):
     """Takes the place of a model's rotary module; the formula is R(θ·p) of RoFormer (2104.09864, 3.2.2)."""
 
-    def __init__(self, frequencies: FrequencyTable) -> None:
+    local_inv_freq: torch.Tensor
+
+    def __init__(self, frequencies: FrequencyTable, local: LocalRope | None = None, *, doubled: bool = True) -> None:
+        """
+        Args:
+            frequencies: of the plans.
+            local: of layers with a window that have rotary parameters of their own; plans leave them alone.
+            doubled: whether the model wants each pair's cos and sin twice, once for each half of a head.
+        """
         super().__init__()
         self.frequencies = frequencies
+        self._local_types = () if local is None else local.layer_types
+        local_inv_freq = [] if local is None else geometric_series(local.theta, local.rotary_dim).tolist()
+        self.register_buffer("local_inv_freq", frequencies.inv_freq.new_tensor(local_inv_freq), persistent=False)
+        self._doubled = doubled
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute cos and sin of each token, both already multiplied by its plan's attention factor.
 
         Args:
             x: gives dtype only.
             position_ids: int64 [2, 1, T]: positions, and the plan's row in the frequency table. Both travel in the
                 one argument that transformers' models hand on untouched to their rotary module.
+            layer_type: for which layers, in models whose layers differ.
 
         Returns:
-            cos and sin, [1, T, rotary_dim] in x's dtype, halves alike (`rotate_half` layout). Angles are float64,
-            rounded to float32 once and then to x's dtype.
+            cos and sin, [1, T, rotary_dim] in x's dtype, halves alike (`rotate_half` layout), or just one of the halves
+            for a model that wants no more. Angles are float64, rounded to float32 once and then to x's dtype.
         """
         positions, rows = position_ids
-        angles = positions.to(torch.float64)[..., None] * self.frequencies.inv_freq[rows]
-        factor = self.frequencies.attention_factor[rows][..., None]
+        if layer_type in self._local_types:
+            angles = positions.to(torch.float64)[..., None] * self.local_inv_freq
+            factor = torch.ones_like(angles[..., :1])
+        else:
+            angles = positions.to(torch.float64)[..., None] * self.frequencies.inv_freq[rows]
+            factor = self.frequencies.attention_factor[rows][..., None]
         cos, sin = ((wave * factor).to(torch.float32).to(x.dtype) for wave in (angles.cos(), angles.sin()))
-        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+        return (torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)) if self._doubled else (cos, sin)
 
 
-def replace_rotary(model: nn.Module, frequencies: FrequencyTable) -> None:
+def replace_rotary(model: nn.Module, frequencies: FrequencyTable, geometry: RopeGeometry) -> None:
     """Replace the rotary module of this one model object.
 
     Raises:
         UnsupportedModelError: the model has no rotary module, or several.
     """
-    names = [name for name, module in model.named_modules() if _is_rotary(module)]
-    if len(names) != 1:
+    rotary = {name: module for name, module in model.named_modules() if _is_rotary(module)}
+    if len(rotary) != 1:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has {len(names)} rotary modules ({', '.join(names) or 'none'}); "
+            f"{type(model).__name__} has {len(rotary)} rotary modules ({', '.join(rotary) or 'none'}); "
             "exactly 1 is supported"
         )
-    model.set_submodule(names[0], PlanRotary(frequencies))
+    [(name, original)] = rotary.items()
+    doubled = _columns(original, geometry, frequencies.inv_freq.device) == geometry.rotary_dim
+    model.set_submodule(name, PlanRotary(frequencies, geometry.local, doubled=doubled))
 
 
-def _is_rotary(module: Any) -> bool:
-    return isinstance(getattr(module, "inv_freq", None), torch.Tensor)
+def _is_rotary(module: nn.Module) -> bool:
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def _columns(rotary: nn.Module, geometry: RopeGeometry, device: torch.device) -> int:
+    """How many columns of cos a model's own rotary module gives: rotary_dim, or half of that (gpt-oss)."""
+    layer_type = () if geometry.local is None else ("full_attention",)
+    cos, _sin = rotary(torch.zeros(1, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device), *layer_type)
+    return int(cos.shape[-1])

@@ -1,12 +1,15 @@
 """The command line: `ropewalk` and `python -m service`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from service.cli import add_settings
 from service.errors import RopewalkError
+from service.scaling.wish import Growth, Mode
+from service.settings import ROPE_OPTIONS
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -14,6 +17,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = vars(_parser().parse_args(argv))
     try:
         _command(arguments["command"])(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough of it, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more as it ends
+        sys.exit(1)
     except RopewalkError as error:
         print(f"ropewalk: error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -54,11 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser(
         "plan", help="show the positional plan that a request would get, without weights", allow_abbrev=False
     )
-    add_settings(plan, only=("native_length", "max_model_len", "rope_reserve", "revision"))
+    # --growth is the request's wish here, which says all that the setting of this name would.
+    add_settings(plan, only=("revision", "rope_policy", *(set(ROPE_OPTIONS.values()) - {"growth"})))
     plan.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="the prompt's length")
     plan.add_argument("--max-tokens", type=int, metavar="M", help="tokens to generate; default: all that remains")
     plan.add_argument("--scheme", help="as a request may ask for")
     plan.add_argument("--factor", type=float, help="as a request may ask for")
+    plan.add_argument("--mode", choices=get_args(Mode), help="as a request may ask for")
+    plan.add_argument("--growth", choices=get_args(Growth), dest="wished_growth", help="as a request may ask for")
     plan.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("fetch-default", help="download and convert the embedded default model")
     return parser

@@ -1,7 +1,7 @@
 """From settings to a server's parts: the one place where concrete objects are assembled.
 
-Two stages: `inspect` reads config.json only, so that a model that cannot be served is refused before a port is opened;
-`load` reads the weights, which takes longer.
+Two stages: `inspect` reads config.json, and of the weights only those that plans are made of (clex), so that a model
+that cannot be served is refused before a port is opened; `load` reads the weights, which takes longer.
 """
 
 import logging
@@ -15,10 +15,11 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from model_patches.attention import page_size_for, uses_varlen
+from model_patches.attention import page_size_for
 from model_patches.errors import ModelError
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.checkpoint import check_config, read_config
+from model_patches.loading.clex_weights import read_clex_weights, with_clex_weights
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME
 from model_patches.loading.generation import GenerationDefaults
 from model_patches.loading.load import load_model
@@ -35,6 +36,7 @@ from service.engine.thread import EngineThread
 from service.errors import StartupError
 from service.metrics import Metrics
 from service.scaling.policy import Policy
+from service.scaling.policy_file import load_options
 from service.scheduler.scheduler import Scheduler
 from service.settings import Settings
 
@@ -44,6 +46,7 @@ DTYPES = {
     **{"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32},
     **{"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
 }
+CACHE_DTYPES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -83,26 +86,24 @@ class LoadedServer:
 
 
 def inspect(settings: Settings) -> InspectedModel:
-    """Find the model and read its config.
+    """Find the model and read its config; of a clex model also that scheme's weights, which takes all of its files.
 
     Raises:
         StartupError: it cannot be found or served, or a setting does not go with it.
     """
+    options = load_options(settings.rope_policy, settings.rope_options())
     try:
         config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
         check_config(config, trust_remote_code=settings.trust_remote_code)
-        geometry = read_geometry(config)
+        geometry = read_geometry(config, options.native_rope)
+        if geometry.scheme == "clex":
+            folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
+            geometry = with_clex_weights(geometry, read_clex_weights(folder))
+        policy = Policy(geometry, options)
     except ModelError as error:
         raise StartupError(str(error)) from error
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
-    policy = Policy(
-        geometry,
-        native_length=settings.native_length,
-        max_length=settings.max_model_len,
-        reserve=settings.rope_reserve,
-        growth=settings.growth,
-    )
     if geometry.is_scaled:
         logger.info(
             "requests run under the model's own plan, as its config has it: %s, factor %g",
@@ -126,19 +127,28 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
             trust_remote_code=settings.trust_remote_code,
         )
         loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-        model = PatchedModel(loaded.model, inspected.policy.geometry.rotary_dim)
+        model = PatchedModel(loaded.model, inspected.policy.geometry)
     except ModelError as error:
         raise StartupError(str(error)) from error
+    kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype)
     shape = CacheShape(
         layers=model.layers,
-        page_size=page_size_for(device, dtype, model.head_dim),
+        page_size=page_size_for(device, dtype, kv_dtype, model.key_dim, model.value_dim),
         kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        dtype=_kv_dtype(settings.kv_cache_dtype, device, dtype, model.head_dim),
+        key_dim=model.key_dim,
+        value_dim=model.value_dim,
+        dtype=kv_dtype,
     )
     num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, inspected.policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
-    scheduler = Scheduler(pages, max_running=settings.max_running, max_batch_tokens=settings.max_batch_tokens)
+    policy = inspected.policy
+    scheduler = Scheduler(
+        pages,
+        max_running=settings.max_running,
+        max_batch_tokens=settings.max_batch_tokens,
+        prefix_caching=settings.prefix_caching,
+        refresh_tokens=policy.growth_refresh_tokens,
+    )
     runner = ModelRunner(model, allocate_pool(shape, num_pages, device))
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
@@ -148,7 +158,8 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         max_queued=settings.max_queued,
     )
     engine.start()
-    engine.run(lambda: warm_up(runner, pages, inspected.policy))
+    engine.run(lambda: warm_up(runner, pages, policy))
+    metrics.cache_requests.set(num_pages * shape.page_size / policy.max_length)
     _log_ready(inspected, shape, num_pages)
     return LoadedServer(
         engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, longest_token_bytes(tokenizer)
@@ -198,11 +209,9 @@ def _dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.
     return DTYPES[name]
 
 
-def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> torch.dtype:
-    chosen = DTYPES.get(name, dtype)
-    if chosen != dtype and uses_varlen(device, dtype, head_dim):
-        raise StartupError(f"kv-cache-dtype {name} must be the model's own ({dtype}) on CUDA in half precision")
-    return chosen
+def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are kept as: the model's own type for auto."""
+    return CACHE_DTYPES.get(name, dtype)
 
 
 def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
+from model_patches.plan import PositionPlan
 from service.scaling.policy import PlanChoice
 
 
@@ -93,9 +94,20 @@ class FinishEvent:
 Event = TokenEvent | FinishEvent
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a plan history: the tokens from `start` to the next segment's were computed under `plan`."""
+
+    start: int
+    plan: PositionPlan
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request on its way through the engine; compared by identity.
+
+    All its cached keys are rotated under one plan, that of `history[stage]`, also those of tokens that were computed
+    under an earlier one. A sequence that is computed again goes through its history once more.
 
     Attributes:
         request_id: unique among the live requests.
@@ -116,6 +128,13 @@ class Sequence:
     # scheduler
     num_computed: int = 0  # tokens whose keys and values are in the pages
     pages: list[int] = field(default_factory=list)
+    history: list[Segment] = field(init=False)  # the plans it has run under, those of a reused prefix included
+    stage: int = 0  # the segment of the history that it is in
+    rung: int = 0  # of choice.rungs, that of the history's last segment
+    num_prefix_tokens: int = 0  # found in the cache when it first started
+    num_rerotated_prefix_tokens: int = 0  # of those, the ones that came from another plan
+    num_indexed: int = 0  # pages that other sequences can find
+    page_digests: list[bytes] = field(default_factory=list)  # of the full pages' tokens, as far as needed so far
     deadline: int = 0  # on the scheduler's clock of computed tokens
     scheduled_time: float | None = None  # of its first step
 
@@ -127,6 +146,24 @@ class Sequence:
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.random = Random(None if seed is None else seed % 2**64)  # Random takes -1 for 1
+        self.history = [Segment(0, self.choice.plan)]
+
+    @property
+    def plan(self) -> PositionPlan:
+        """What the keys in the pages are rotated under."""
+        return self.history[self.stage].plan
+
+    @property
+    def num_rerotations(self) -> int:
+        """How many times growth has moved its keys to another plan."""
+        return self.rung if self.choice.growth == "rerotate" else 0
+
+    @property
+    def num_computable(self) -> int:
+        """How many tokens can be computed before the keys must move to the next plan."""
+        if self.stage + 1 < len(self.history):
+            return self.history[self.stage + 1].start
+        return self.choice.rungs[self.rung].max_length
 
     @property
     def num_tokens(self) -> int:
@@ -147,3 +184,37 @@ class Sequence:
         """Known tokens from start to stop (exclusive), counted over prompt and output together."""
         length = len(self.prompt)
         return self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]
+
+
+@dataclass(frozen=True)
+class PageMove:
+    """One page of a sequence on its way to another plan.
+
+    Attributes:
+        source: the page that holds it now.
+        target: the page that will: the same one, unless others hold the source too.
+        number: which page of its sequence it is, from 0: this tells the positions.
+    """
+
+    source: int
+    target: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Rerotation:
+    """Keys of one sequence that move from one plan to another, to be carried out before the next step.
+
+    Attributes:
+        sequence: whose they are.
+        old: the plan that the sources are rotated under.
+        new: the plan that the targets will be.
+        moves: the pages.
+        tokens: how many tokens they hold.
+    """
+
+    sequence: Sequence
+    old: PositionPlan
+    new: PositionPlan
+    moves: list[PageMove]
+    tokens: int

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from service.core import FinishEvent, FinishReason, Sequence
+from service.core import FinishEvent, FinishReason, Rerotation, Sequence
 
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -26,6 +26,7 @@ REQUEST_BUCKETS = (
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 TOKEN_BUCKETS = tuple(float(2**power) for power in range(18))
+REROTATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PLAN_BUCKETS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -52,9 +53,19 @@ class Metrics:
         self.cache_used_bytes = gauge("kv_cache_used_bytes", "Bytes of the cache's pages in use.")
         self.cache_bytes = gauge("kv_cache_bytes", "Bytes of all the cache's pages.")
         self.cache_tokens = gauge("kv_cache_tokens", "Tokens that the cache can hold.")
+        self.cache_requests = gauge("kv_cache_max_length_requests", "Requests of the maximum length that it can hold.")
+        self.cache_kept_bytes = gauge("kv_cache_kept_bytes", "Bytes of free pages that are kept to be found again.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.preemptions = counter("num_preemptions", "Times that a request gave its pages back to be computed later.")
+        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.", "kind")
+        self.cache_evictions = counter("kv_cache_evictions", "Pages that were kept and had to make room.")
+        self.rerotations = counter("rerotations", "Times that cached keys were moved to another plan.")
+        self.rerotated_tokens = counter("rerotated_tokens", "Tokens whose cached keys were moved to another plan.")
+        self.rerotation_seconds = histogram(
+            "rerotation_seconds", "Moving the cached keys of one request to another plan.", REROTATION_BUCKETS
+        )
         self.finished = counter("request_success", "Requests ended, by reason.", "finished_reason")
         self.planned = counter("request_plan", "Requests admitted, by positional plan.", "scheme", "mode", "factor")
         self.refused = counter("request_refused", "Requests refused, by error code.", "code")
@@ -79,6 +90,8 @@ class Metrics:
         )
         self.iteration_tokens = histogram("iteration_tokens", "Tokens computed in one step.", TOKEN_BUCKETS)
         self.iteration_plans = histogram("iteration_plans", "Different plans in one step.", PLAN_BUCKETS)
+        for kind in ("same-plan", "rerotated"):
+            self.prefix_hits.labels(kind)
         for reason in FinishReason:
             self.finished.labels(reason.value)
 
@@ -87,13 +100,26 @@ class Metrics:
         choice = sequence.choice
         self.planned.labels(choice.plan.scheme, choice.mode, f"{choice.plan.factor:g}").inc()
 
+    def observe_rerotation(self, rerotation: Rerotation, seconds: float) -> None:
+        """Count one re-rotation."""
+        self.rerotations.inc()
+        self.rerotated_tokens.inc(rerotation.tokens)
+        self.rerotation_seconds.observe(seconds)
+
     def observe_token(self, sequence: Sequence, now: float) -> None:
         """Count one generated token; the sequence still holds the time of the one before it."""
         self.generation_tokens.inc()
         if sequence.last_token_time is None:
             self.first_token.observe(now - sequence.arrival_time)
+            self._observe_prefix(sequence)
         else:
             self.inter_token.observe(now - sequence.last_token_time)
+
+    def _observe_prefix(self, sequence: Sequence) -> None:
+        rerotated = sequence.num_rerotated_prefix_tokens
+        self.prefix_queries.inc(len(sequence.prompt))
+        self.prefix_hits.labels("same-plan").inc(sequence.num_prefix_tokens - rerotated)
+        self.prefix_hits.labels("rerotated").inc(rerotated)
 
     def observe_end(self, sequence: Sequence, event: FinishEvent) -> None:
         """Count a request that has ended. Times of stages that it never reached are not observed."""

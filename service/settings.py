@@ -4,18 +4,49 @@ A setting comes from the command line (`--max-running 8`), the environment (`ROP
 file (`max_running = 8`), in this order of precedence. Knows nothing of what the settings do.
 """
 
-import tomllib
-from collections.abc import Callable
+import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import ByteSize, Field, SecretStr, model_validator
+from pydantic import ByteSize, Field, PlainValidator, SecretStr, TypeAdapter, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from service.errors import StartupError
+from service.config_files import read_named_values
+from service.scaling.options import Ladder, NativeRope, Wishes
+from service.scaling.wish import Growth, PrefixReuse
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"]
+CacheDtype = Literal[Dtype, "int8", "fp8", "float8_e4m3fn"]
+ROPE_OPTIONS = {
+    "scheme": "rope_scheme",
+    "ladder": "rope_ladder",
+    "max_length": "max_model_len",
+    "native_length": "native_length",
+    "native_rope": "native_rope",
+    "reserve": "rope_reserve",
+    "growth": "growth",
+    "growth_refresh_tokens": "growth_refresh_tokens",
+    "prefix_reuse": "prefix_reuse",
+    "requests_may_choose": "rope_requests_may_choose",
+}
+"""Options of a policy file and the settings that win over them."""
+
+
+def _memory(value: Any) -> int | float:
+    """Bytes as an int (2GiB, 1000), a share as a float above 0 and at most 1 (0.5, 50%)."""
+    text = str(value).strip()
+    amount: int | float = 0
+    with suppress(ValueError):
+        if text.endswith("%"):
+            amount = float(text[:-1]) / 100
+        elif re.fullmatch(r"\d*\.\d*", text):
+            amount = float(text)
+        else:
+            amount = int(TypeAdapter(ByteSize).validate_python(text))
+    if not amount > 0 or (isinstance(amount, float) and amount > 1):
+        raise ValueError("must be bytes (2GiB), or a share of the free memory above 0 and at most 1 (0.5 or 50%)")
+    return amount
 
 
 class Settings(BaseSettings):
@@ -40,16 +71,50 @@ class Settings(BaseSettings):
         None, ge=2, description="tokens to treat as the native length; for trying growth on short texts"
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="prompt and generation together, in tokens; default: 4 x the native length"
-    )
-    growth: Literal["stop"] = Field("stop", description="what a request does when it outgrows its plan")
-    rope_reserve: int = Field(2048, ge=1, description="generated tokens that a static plan makes room for, at most")
-    kv_cache_memory: ByteSize | None = Field(
         None,
-        ge=1,
-        description="bytes for the cache (2GiB); default: of the free memory a quarter on a CPU, 85 % on CUDA",
+        ge=2,
+        description="prompt and generation together, in tokens; "
+        "default: as far as the ladder or the config's scaling reaches, else 4 x the native length",
     )
-    kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: the model's")
+    native_rope: NativeRope | None = Field(
+        None,
+        description="a scaling block in the model's config is its own plan (config), "
+        "or for those only who need it (unscaled); default: decided from the model",
+    )
+    rope_policy: Path | None = Field(None, description="policy file, .toml or .yaml; what is set apart from it wins")
+    rope_scheme: str | None = Field(
+        None, description="how longer requests are scaled; default: as the config has it, else yarn"
+    )
+    rope_ladder: Ladder | None = Field(
+        None, description="factors above 1, rising (1.25,1.5,2,4); default: 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, ..."
+    )
+    rope_reserve: int | None = Field(
+        None, ge=1, description="generated tokens that a static plan makes room for, at most; default: 2048"
+    )
+    rope_requests_may_choose: Wishes | None = Field(
+        None,
+        description="what requests may ask for: true, false, or some of scheme, mode, factor, growth, prefix_reuse; "
+        "default: true",
+    )
+    growth: Growth | None = Field(None, description="what a request does when it outgrows its plan; default: rerotate")
+    growth_refresh_tokens: int | None = Field(
+        None, ge=0, description="latest tokens that are computed anew after a re-rotation; default: 0"
+    )
+    prefix_reuse: PrefixReuse | None = Field(
+        None, description="whose cached prefixes a request may use; default: same-plan"
+    )
+    kv_cache_memory: Annotated[int | float, PlainValidator(_memory)] | None = Field(
+        None,
+        description="bytes for the cache (2GiB) or a share of the free memory (0.5, 50%); "
+        "default: a quarter on a CPU, 85 % on CUDA",
+    )
+    kv_cache_dtype: CacheDtype = Field(
+        "auto",
+        description="of cached keys and values; auto: the model's; int8, fp8: half of bf16; fp8 is slow on a CPU",
+    )
+    prefix_caching: bool = Field(
+        True, description="keep what was computed for requests that begin alike; --no-prefix-caching switches it off"
+    )
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")
     max_running: int = Field(64, ge=1, description="requests that run at a time, at most")
     max_queued: int = Field(256, ge=1, description="requests that wait to run, at most")
@@ -57,6 +122,11 @@ class Settings(BaseSettings):
     sse_keepalive_seconds: float = Field(15, gt=0, description="silence after which a stream sends a comment")
     shutdown_seconds: int = Field(30, ge=0, description="how long running requests may finish after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
+
+    def rope_options(self) -> dict[str, Any]:
+        """The options of the positional policy that are set here, under the names that a policy file has for them."""
+        values = {option: getattr(self, name) for option, name in ROPE_OPTIONS.items()}
+        return {option: value for option, value in values.items() if value is not None}
 
     @model_validator(mode="after")
     def _every_running_request_gets_a_token(self) -> Self:
@@ -78,16 +148,7 @@ def settings_class(file: Path | None) -> type[Settings]:
     """
     if file is None:
         return Settings
-    if not file.is_file():
-        raise StartupError(f"the settings file {file} does not exist")
-    parsers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".yaml": yaml.safe_load,
-        ".yml": yaml.safe_load,
-    }
-    if file.suffix not in parsers:
-        raise StartupError(f"the settings file {file} must end in {', '.join(parsers)}")
-    content = _read(file, parsers[file.suffix])
+    content = read_named_values(file, kind="settings file")
 
     class FileSettings(Settings):
         @classmethod
@@ -103,15 +164,3 @@ def settings_class(file: Path | None) -> type[Settings]:
             return init_settings, env_settings, InitSettingsSource(settings_cls, content)
 
     return FileSettings
-
-
-def _read(file: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    try:
-        content = parse(file.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
-        raise StartupError(f"the settings file {file} cannot be read: {' '.join(str(error).split())}") from error
-    if content is None:  # YAML's way to read an empty file
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise StartupError(f"the settings file {file} must hold settings by name")
-    return content

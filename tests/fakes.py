@@ -1,22 +1,25 @@
 """A fake model, so that the engine is tested in milliseconds, and short ways to make its parts.
 
 The fake model keeps what it is told to write in pages, as a real one keeps keys, and reads its past from nowhere else:
-a page that was lost, shared or overwritten changes its output.
+a page that was lost, shared or overwritten changes its output, and so does one that was computed under another plan. A
+key that is rotated under another plan than its sequence's is an error.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import torch
 from prometheus_client import CollectorRegistry
 
 from model_patches.geometry import RopeGeometry
+from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
-from service.core import Event, FinishEvent, SamplingParams, Sequence, TokenEvent
+from service.core import Event, FinishEvent, Rerotation, SamplingParams, Sequence, TokenEvent
 from service.engine.detokenize import TextStream
 from service.engine.engine import Engine
 from service.metrics import Metrics
-from service.scaling.policy import Policy, RopeWish
+from service.scaling.policy import PlanChoice, Policy, RopeWish
 from service.scheduler.scheduler import Scheduler
 
 VOCABULARY = 128
@@ -24,19 +27,37 @@ PAGE_SIZE = 4
 GEOMETRY = RopeGeometry(rotary_dim=8, theta=10000.0, original_length=64, native_length=64)
 
 
-def next_token(tokens: list[int]) -> int:
-    """What the fake model answers to a sequence: printable ASCII, depending on every token and its place."""
+@dataclass(frozen=True)
+class Cell:
+    """What the fake model caches of a token: the plan it was computed under, and the one its key is rotated under."""
+
+    token: int
+    origin: PositionPlan
+    plan: PositionPlan
+
+
+def next_token(tokens: Iterable[int], factors: Iterable[float] = ()) -> int:
+    """What the fake model answers to a sequence: printable ASCII, depending on every token, its place, and the factor
+    that it was computed under (1 where none is given)."""
     mixed = 7
-    for token in tokens:
-        mixed = (mixed * 31 + token + 1) % 10007
+    for token, factor in zip_longest(tokens, factors, fillvalue=1.0):
+        mixed = (mixed * 31 + int(token) + 1 + 13 * round(100 * (factor - 1))) % 10007
     return 32 + mixed % 95
 
 
-def expected_output(prompt: list[int], count: int) -> list[int]:
-    """The fake model's greedy output after a prompt, computed without an engine."""
+def expected_output(prompt: list[int], count: int, choice: PlanChoice | None = None) -> list[int]:
+    """The fake model's greedy output after a prompt, computed without an engine.
+
+    Under growth each token is computed under the first of the choice's rungs that reaches it.
+    """
+    rungs = (choice or Policy(GEOMETRY).choose(1, 1)).rungs
     tokens = list(prompt)
+
+    def factor(place: int) -> float:
+        return next((rung for rung in rungs if place < rung.max_length), rungs[-1]).factor
+
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, map(factor, range(len(tokens)))))
     return tokens[len(prompt) :]
 
 
@@ -48,14 +69,16 @@ class FakeRunner:
         num_pages: pages in its pool.
         before_step: called with the number of each step and the step; may raise.
         steps: every step so far, as {request id: number of tokens}.
+        rerotations: every re-rotation so far.
     """
 
     num_pages: int
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
     steps: list[dict[str, int]] = field(default_factory=list)
+    rerotations: list[Rerotation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._slots = [-1] * (self.num_pages * PAGE_SIZE)
+        self._slots: list[Cell | None] = [None] * (self.num_pages * PAGE_SIZE)
 
     @torch.inference_mode()
     def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
@@ -66,12 +89,28 @@ class FakeRunner:
             start, end = sequence.num_computed, sequence.num_computed + tokens
             slots = [sequence.pages[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE for place in range(end)]
             for slot, token in zip(slots[start:], sequence.tokens(start, end), strict=True):
-                self._slots[slot] = token
+                self._slots[slot] = Cell(token, sequence.plan, sequence.plan)
+            cells = [self._slots[slot] for slot in slots]
+            assert all(cell is not None and cell.plan == sequence.plan for cell in cells), "a key of another plan"
             if end == sequence.num_tokens:
-                rows.append(next_token([self._slots[slot] for slot in slots]))
+                known = [cell for cell in cells if cell is not None]
+                rows.append(next_token((cell.token for cell in known), (cell.origin.factor for cell in known)))
         logits = torch.zeros(len(rows), VOCABULARY)
         logits[range(len(rows)), rows] = 10.0
         return logits
+
+    def rerotate(self, rerotation: Rerotation) -> None:
+        self.rerotations.append(rerotation)
+        contents = {move: self._page(move.source) for move in rerotation.moves}
+        for before, (move, cells) in enumerate(contents.items()):
+            held = min(PAGE_SIZE, rerotation.tokens - before * PAGE_SIZE)  # only the last page can be partly filled
+            for place, cell in enumerate(cells[:held]):
+                assert cell is not None, "a key that was never written"
+                assert cell.plan == rerotation.old, "a key that is not rotated as said"
+                self._slots[move.target * PAGE_SIZE + place] = replace(cell, plan=rerotation.new)
+
+    def _page(self, page: int) -> list[Cell | None]:
+        return self._slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]
 
 
 class ByteStream:
@@ -93,11 +132,17 @@ class EngineUnderTest:
     max_batch_tokens: int = 16
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
     new_text_stream: Callable[[], TextStream] = ByteStream
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(self.num_pages, self.before_step)
         self.pages = PageAllocator(self.num_pages, PAGE_SIZE)
-        self.scheduler = Scheduler(self.pages, max_running=self.max_running, max_batch_tokens=self.max_batch_tokens)
+        self.scheduler = Scheduler(
+            self.pages,
+            max_running=self.max_running,
+            max_batch_tokens=self.max_batch_tokens,
+            prefix_caching=self.prefix_caching,
+        )
         self.metrics = Metrics(CollectorRegistry())
         self.engine = Engine(self.runner, self.scheduler, self.new_text_stream, self.metrics, page_bytes=1)
         self.policy = Policy(GEOMETRY)

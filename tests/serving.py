@@ -266,7 +266,8 @@ def fake_server(
     num_pages: int = 512,
     **settings: Any,
 ) -> FakeServer:
-    """A server on the fake model, greedy unless a request says otherwise: native length 64, maximum length 256.
+    """A server on the fake model, greedy unless a request says otherwise: native length 64, maximum length 256. Prompts
+    are computed whole unless `prefix_caching` is set.
 
     Args:
         end_tokens: of the model.
@@ -277,9 +278,11 @@ def fake_server(
         num_pages: of the pool, of four tokens each.
         settings: of the server.
     """
-    checked = Settings(**{"max_running": 8, "max_batch_tokens": 16} | settings)
+    checked = Settings(**{"max_running": 8, "max_batch_tokens": 16, "prefix_caching": False} | settings)
     gate = StepGate()
-    parts = EngineUnderTest(num_pages, checked.max_running, checked.max_batch_tokens, gate)
+    parts = EngineUnderTest(
+        num_pages, checked.max_running, checked.max_batch_tokens, gate, prefix_caching=checked.prefix_caching
+    )
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = chat_template
 

@@ -1,13 +1,18 @@
 """What the README says of settings, routes and schemes is what the program has."""
 
+import re
 from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
 
+from model_patches.geometry import RopeGeometry
 from model_patches.loading.checkpoint import SUPPORTED_ARCHITECTURES
 from model_patches.schemes import SCHEMES
 from service.api import generating, health, models
+from service.scaling.options import RopePolicy
+from service.scaling.policy import Policy
+from service.scaling.policy_file import load_options
 from service.settings import Settings
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -31,6 +36,18 @@ def test_every_setting_has_its_row(name: str) -> None:
 )
 def test_every_route_is_named(path: str) -> None:
     assert path.replace("{name:path}", "{id}") in README
+
+
+def test_the_policy_file_shows_every_option_and_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(scheme: .*?)```", README, re.DOTALL)
+    file = tmp_path / "policy.yaml"
+    file.write_text(example, encoding="utf-8")
+    options = load_options(file, {})
+    assert options.model_fields_set == RopePolicy.model_fields.keys()
+    geometry = RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192)
+    policy = Policy(geometry, options)
+    assert policy.ladder == (1.0, 1.5, 2.0, 4.0)
+    assert policy.choose(4096, 10).mode == "native"
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))

@@ -15,6 +15,11 @@ SUPPORTED_ARCHITECTURES: tuple[str, ...] = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    "Glm4ForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Gemma3ForCausalLM",
 )
 
 

@@ -15,7 +15,7 @@ from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.checkpoint import check_config, check_weights, read_config
 from model_patches.loading.generation import GenerationDefaults, read_generation_defaults
 from model_patches.loading.quiet import quiet_transformers
-from model_patches.loading.weights import load_weights
+from model_patches.loading.weights import load_weights, stand_in_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def load_model(
     Raises:
         UnsupportedModelError: the model is of a kind that is refused; see `checkpoint`.
         ModelNotFoundError: the folder has no config.json or no weights.
-        DamagedModelError: files that cannot be read, or weights that are missing.
+        DamagedModelError: files that cannot be read or used, or weights that are missing.
     """
     config = read_config(folder)
     check_config(config, trust_remote_code=trust_remote_code)
@@ -53,6 +53,7 @@ def load_model(
         model = load_weights(
             folder,
             named=folder,
+            config=stand_in_config(config, named=folder),
             dtype=dtype,
             device_map={"": device},
             use_safetensors=True,

@@ -19,7 +19,7 @@ def longrope_frequencies(geometry: RopeGeometry, _factor: float, length: int) ->
 
     e is the table `short_factor` while `length` <= L and `long_factor` above, each of d/2 divisors without a unit.
     θ_i are the unscaled frequencies and L is `geometry.original_length`, in tokens. The tables are those of the model's
-    own longrope block, and so is s, for both tables: its `factor`, else the stretch that the geometry has. The factor
+    own longrope block, and so is s, for both tables: its `factor`, else the trained length in units of L. The factor
     asked for plays no part. An `attention_factor` in the block wins over the formula.
 
     Returns:
@@ -42,5 +42,5 @@ def attention_factor(geometry: RopeGeometry, options: Mapping[str, Any]) -> floa
     explicit = options.get("attention_factor")
     if explicit is not None:
         return float(explicit)
-    stretch = options.get("factor", geometry.factor)
+    stretch = options.get("factor", geometry.trained_length / geometry.original_length)
     return math.sqrt(1 + math.log(stretch) / math.log(geometry.original_length)) if stretch > 1 else 1.0

@@ -4,7 +4,7 @@ import asyncio
 from typing import TypeVar
 from uuid import uuid4
 
-from service.api.requests import Prompt, RopeWishFields, SamplingFields
+from service.api.requests import ChatMessage, Prompt, RopeWishFields, SamplingFields
 from service.api.state import Server
 from service.build import LoadedServer
 from service.core import SamplingParams
@@ -66,6 +66,25 @@ async def tokenize(server: Server, prompt: Prompt, *, add_special_tokens: bool) 
     return prompt
 
 
+def render_chat(server: Server, messages: list[ChatMessage]) -> str:
+    """A conversation as the model's chat template writes it.
+
+    Raises:
+        RequestError: the model has no template, or its template refuses the messages.
+    """
+    tokenizer = server.require_loaded().tokenizer
+    if tokenizer.chat_template is None:
+        raise RequestError(f"{server.inspected.name} has no chat template: use /v1/completions", param="messages")
+    try:
+        text = tokenizer.apply_chat_template(
+            [message.for_template() for message in messages], add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # a template is the model's own little program and can fail in any way
+        raise RequestError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+    assert isinstance(text, str)
+    return text
+
+
 def check_token_ids(token_ids: list[int], loaded: LoadedServer, *, param: str) -> None:
     """Refuse token ids that the model does not have."""
     largest = max(token_ids, default=0)
@@ -90,7 +109,7 @@ def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish
     Raises:
         ContextLengthError, WishError: see `Policy.choose`.
     """
-    wished = None if wish is None else RopeWish(wish.scheme, wish.mode, wish.factor, wish.growth)
+    wished = None if wish is None else RopeWish(**wish.model_dump())
     return server.inspected.policy.choose(prompt_tokens, max_tokens, wished)
 
 

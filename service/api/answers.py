@@ -19,6 +19,7 @@ from service.api.responses import (
     CompletionResponse,
     GenerateChunk,
     GenerateResponse,
+    PromptTokensDetails,
     RopeInfo,
     TimingInfo,
     Usage,
@@ -53,21 +54,30 @@ class Ending:
 
     @property
     def usage(self) -> Usage:
-        prompt, completion = len(self.sequence.prompt), len(self.sequence.output)
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+        sequence = self.sequence
+        prompt, completion = len(sequence.prompt), len(sequence.output)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.num_prefix_tokens),
+        )
 
     @property
     def rope(self) -> RopeInfo:
-        choice = self.sequence.choice
+        sequence, choice = self.sequence, self.sequence.choice
+        plan = sequence.history[-1].plan
         return RopeInfo(
-            scheme=choice.plan.scheme,
+            scheme=plan.scheme,
             mode=choice.mode,
-            factor=choice.plan.factor,
+            factor=plan.factor,
             growth=choice.growth,
+            prefix_reuse=choice.prefix_reuse,
             reason=choice.reason,
-            rerotations=0,
+            rerotations=sequence.num_rerotations,
+            rerotated_prefix_tokens=sequence.num_rerotated_prefix_tokens,
             native_length=self.header.native_length,
-            plan_max_length=choice.plan.max_length,
+            plan_max_length=plan.max_length,
         )
 
     @property

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from service.api.admission import admit
+from service.api.admission import admit, render_chat
 from service.api.answers import ChatFormat, CompletionFormat, GenerateFormat
 from service.api.errors import ERRORS
 from service.api.requests import (
@@ -18,7 +18,7 @@ from service.api.responses import (
     CompletionResponse,
     GenerateResponse,
 )
-from service.api.state import Server, ServerDep
+from service.api.state import ServerDep
 from service.errors import RequestError
 
 router = APIRouter(tags=["generation"], responses=ERRORS)
@@ -46,7 +46,7 @@ async def chat(body: ChatRequest, request: Request, server: ServerDep) -> Respon
     """Answer a conversation, in OpenAI's shape."""
     server.check_model(body.model)
     answer = ChatFormat(include_usage=_include_usage(body.stream_options, body.stream))
-    prompt, max_tokens = _render(server, body), _max_tokens(body)
+    prompt, max_tokens = render_chat(server, body.messages), _max_tokens(body)
     try:
         handle = await admit(
             server, prompt, body, id_prefix="chatcmpl", max_tokens=max_tokens, add_special_tokens=False
@@ -72,18 +72,3 @@ def _max_tokens(body: ChatRequest) -> int | None:
             param="max_completion_tokens",
         )
     return body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
-
-
-def _render(server: Server, body: ChatRequest) -> str:
-    """The conversation as the model's chat template writes it."""
-    tokenizer = server.require_loaded().tokenizer
-    if tokenizer.chat_template is None:
-        raise RequestError(f"{server.inspected.name} has no chat template: use /v1/completions", param="messages")
-    try:
-        text = tokenizer.apply_chat_template(
-            [message.for_template() for message in body.messages], add_generation_prompt=True, tokenize=False
-        )
-    except Exception as error:  # a template is the model's own little program and can fail in any way
-        raise RequestError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
-    assert isinstance(text, str)
-    return text

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.api.admission import check_token_ids, choose_plan, tokenize
+from service.api.admission import check_token_ids, choose_plan, render_chat, tokenize
 from service.api.errors import ERRORS
 from service.api.requests import DetokenizeRequest, PlanRequest, TokenizeRequest
 from service.api.responses import (
@@ -65,12 +65,24 @@ async def detokenize_tokens(body: DetokenizeRequest, server: ServerDep) -> Detok
 @router.post("/v1/rope/plan")
 async def rope_plan(body: PlanRequest, server: ServerDep) -> PlanResponse:
     """The plan that a request would get, and why, without running it."""
-    if (body.prompt is None) == (body.prompt_tokens is None):
-        raise RequestError("give either prompt or prompt_tokens", param="prompt")
-    if body.prompt is not None:
-        tokens = len(await tokenize(server, body.prompt, add_special_tokens=True))
-    else:
-        assert body.prompt_tokens is not None
-        tokens = body.prompt_tokens
-    choice = choose_plan(server, tokens, body.max_tokens, body.rope)
-    return PlanResponse(**explain(choice, server.inspected.policy), prompt_tokens=tokens)
+    try:
+        tokens = await _prompt_tokens(server, body)
+        choice = choose_plan(server, tokens, body.max_tokens, body.rope)
+    except RequestError as error:
+        if error.param == "prompt" and body.messages is not None:
+            error.param = "messages"
+        raise
+    return PlanResponse(**explain(choice, server.inspected.policy, tokens))
+
+
+async def _prompt_tokens(server: Server, body: PlanRequest) -> int:
+    given = [name for name in ("prompt", "messages", "prompt_tokens") if getattr(body, name) is not None]
+    if len(given) != 1:
+        message = f"give one of prompt, messages and prompt_tokens, not {' and '.join(given) or 'none'}"
+        raise RequestError(message, param=given[1] if given else "prompt")
+    if body.prompt_tokens is not None:
+        return body.prompt_tokens
+    if body.messages is not None:
+        return len(await tokenize(server, render_chat(server, body.messages), add_special_tokens=False))
+    assert body.prompt is not None
+    return len(await tokenize(server, body.prompt, add_special_tokens=True))

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from service.scaling.wish import Growth, Mode, PrefixReuse
+
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_COUNT = 2**63 - 1  # any larger number is no count of tokens; Python writes only so many digits in a message
@@ -42,9 +44,10 @@ class RopeWishFields(RequestModel):
     """The positional plan that a request asks for; what is left out is the server's choice."""
 
     scheme: Text | None = Field(None, description="a scaling scheme, as GET /v1/models lists them")
-    mode: Literal["native", "static", "dynamic"] | None = Field(None, description="how the plan covers the request")
+    mode: Mode | None = Field(None, description="how the plan covers the request")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="a factor of the server's ladder")
-    growth: Literal["stop"] | None = Field(None, description="what happens when the plan is outgrown")
+    growth: Growth | None = Field(None, description="what happens when the plan is outgrown")
+    prefix_reuse: PrefixReuse | None = Field(None, description="whose cached prefixes the request may use")
 
 
 class SamplingFields(RequestModel):
@@ -118,9 +121,10 @@ class ChatRequest(SamplingFields):
 
 
 class PlanRequest(RequestModel):
-    """Body of POST /v1/rope/plan: a prompt, or only its length."""
+    """Body of POST /v1/rope/plan: a prompt, a conversation, or only the prompt's length."""
 
     prompt: Prompt | None = Field(None, description="text, or token ids")
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="as in a chat")
     prompt_tokens: Count | None = Field(None, ge=1, description="the prompt's length, instead of the prompt")
     max_tokens: Count | None = Field(None, ge=1, description="default: all that remains below the maximum length")
     rope: RopeWishFields | None = None

@@ -10,16 +10,24 @@ Omitted = Annotated[Value | None, Field(exclude_if=lambda value: value is None)]
 
 
 class RopeInfo(BaseModel):
-    """The positional plan that a request ran under."""
+    """The positional plan that a request ended under."""
 
     scheme: str
     mode: str
     factor: float
     growth: str
+    prefix_reuse: str = Field(description="whose cached prefixes it could use")
     reason: str
     rerotations: int = Field(description="how often the cached keys were moved to another plan")
+    rerotated_prefix_tokens: int = Field(description="tokens that were found in the cache under another plan")
     native_length: int = Field(description="tokens the model was trained to use")
-    plan_max_length: int = Field(description="tokens the plan covers")
+    plan_max_length: int = Field(description="tokens that this plan covers")
+
+
+class PromptTokensDetails(BaseModel):
+    """What became of a prompt's tokens."""
+
+    cached_tokens: int = Field(description="tokens that were found in the cache")
 
 
 class Usage(BaseModel):
@@ -28,6 +36,7 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TimingInfo(BaseModel):
@@ -173,25 +182,36 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class PlanResponse(BaseModel):
-    """Answer of POST /v1/rope/plan."""
+class RungInfo(BaseModel):
+    """A scheme at a factor, and the tokens that it covers."""
 
-    model_config = ConfigDict(extra="allow")
+    scheme: str
+    factor: float
+    max_length: int
+
+
+class PlanResponse(BaseModel):
+    """Answer of POST /v1/rope/plan, and what `ropewalk plan --json` prints."""
+
+    model_config = ConfigDict(extra="forbid")
 
     scheme: str
     mode: str
     factor: float
     growth: str
-    attention_factor: float
-    inv_freq: list[float]
+    prefix_reuse: str
+    reason: str
+    prompt_tokens: int
+    max_tokens: int
     native_length: int
     max_length: int
     plan_max_length: int
-    reason: str
-    max_tokens: int
-    ladder: list[float]
-    prompt_tokens: int
-    pairs: list[dict[str, Any]]
+    attention_factor: float
+    inv_freq: list[float]
+    rungs: list[RungInfo] = Field(description="the plan that it starts under, then those that it grows through")
+    ladder: list[RungInfo] = Field(description="the server's rungs")
+    local: dict[str, Any] | None = Field(description="the rotation of layers with a window, where they have their own")
+    pairs: list[dict[str, Any]] = Field(description="each pair of dimensions, fastest first")
 
 
 class ErrorBody(BaseModel):

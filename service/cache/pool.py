@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model_patches.attention import KeyValuePages
+from model_patches.pages import SCALE_DTYPE, KeyValuePages, PagedTensor
 from service.errors import StartupError
 
 
@@ -17,20 +17,24 @@ class CacheShape:
         layers: attention layers.
         page_size: tokens in one page.
         kv_heads: key (and value) heads of one layer.
-        head_dim: dimensions of a head.
+        key_dim: dimensions of a key.
+        value_dim: dimensions of a value.
         dtype: of keys and values.
     """
 
     layers: int
     page_size: int
     kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
     dtype: torch.dtype
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
-        return 2 * self.layers * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one page over all layers: keys, values and, with int8, a scale for each of them."""
+        scales = 2 * SCALE_DTYPE.itemsize if self.dtype == torch.int8 else 0
+        head_bytes = (self.key_dim + self.value_dim) * self.dtype.itemsize + scales
+        return self.layers * self.page_size * self.kv_heads * head_bytes
 
 
 def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
@@ -43,16 +47,18 @@ def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> li
         StartupError: the device does not have so much memory.
 
     Returns:
-        One entry for each layer; keys and values are [num_pages, page_size, kv_heads, head_dim].
+        One entry for each layer; keys are [num_pages, page_size, kv_heads, key_dim], values end in value_dim.
     """
-    size = (num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
-    make = torch.zeros if device.type == "cuda" else torch.empty
 
-    def pool() -> torch.Tensor:
-        return make(size, dtype=shape.dtype, device=device)
+    def pool(dim: int) -> PagedTensor:
+        size = (num_pages, shape.page_size, shape.kv_heads, dim)
+        made = PagedTensor.allocate(size, shape.dtype, device)
+        if device.type == "cuda":
+            made.zero_()
+        return made
 
     try:
-        return [KeyValuePages(keys=pool(), values=pool()) for _ in range(shape.layers)]
+        return [KeyValuePages(pool(shape.key_dim), pool(shape.value_dim)) for _ in range(shape.layers)]
     except RuntimeError as error:  # torch's way of saying that memory is out, on CUDA and on a CPU
         asked = num_pages * shape.page_bytes
         raise StartupError(f"a cache of {asked} bytes does not fit into memory: lower kv-cache-memory") from error

@@ -12,23 +12,22 @@ CPU_SHARE = 0.25  # of the memory that is free; the process, other programs and 
 CUDA_SHARE = 0.85  # of the device memory that is free once the model is loaded
 
 
-def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | None, max_length: int) -> int:
+def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | float | None, max_length: int) -> int:
     """Pages for a cache.
 
     Args:
         shape: of the cache.
         device: where it lives.
-        memory: bytes to use; None for a share of what is free.
+        memory: bytes to use, or as a float the share of what is free; None for a share that suits the device.
         max_length: tokens of the longest request, which must fit.
 
     Raises:
         StartupError: the longest request does not fit.
     """
-    asked = memory if memory is not None else _default_memory(device)
+    asked, source = _bytes_to_use(device, memory)
     num_pages = asked // shape.page_bytes
     needed = -(-max_length // shape.page_size)
     if num_pages < needed:
-        source = "kv-cache-memory" if memory is not None else "the share of the free memory that the cache takes"
         raise StartupError(
             f"{source} is {asked} bytes, which holds {num_pages * shape.page_size} tokens; "
             f"one request of the maximum length {max_length} needs {needed * shape.page_bytes} bytes: "
@@ -37,11 +36,25 @@ def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | None
     return num_pages
 
 
-def _default_memory(device: torch.device) -> int:
+def _bytes_to_use(device: torch.device, memory: int | float | None) -> tuple[int, str]:
+    """How many, and what they are, in words."""
+    if isinstance(memory, int):
+        return memory, "kv-cache-memory"
+    if memory is None:
+        share, source = (
+            CUDA_SHARE if device.type == "cuda" else CPU_SHARE,
+            "the share of the free memory that the cache takes",
+        )
+    else:
+        share, source = memory, f"kv-cache-memory, {memory:.4g} of the free memory,"
+    return int(_free_memory(device) * share), source
+
+
+def _free_memory(device: torch.device) -> float:
+    """In bytes."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return int(min(psutil.virtual_memory().available, _container_memory()) * CPU_SHARE)
+        return torch.cuda.mem_get_info(device)[0]
+    return min(psutil.virtual_memory().available, _container_memory())
 
 
 def _container_memory() -> float:

@@ -7,7 +7,8 @@ from itertools import accumulate
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from model_patches.attention import KeyValuePages, PagedBatch
+from model_patches.attention import PagedBatch
+from model_patches.pages import KeyValuePages
 from model_patches.plan import PositionPlan
 from service import core
 
@@ -47,7 +48,7 @@ def build(
     positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
     rows = torch.arange(len(step)).repeat_interleave(torch.tensor(list(step.values())))
     token_ids = [token for sequence, start, end in spans for token in sequence.tokens(start, end)]
-    plan_rows = torch.tensor([plan_row(sequence.choice.plan) for sequence in step])[rows]
+    plan_rows = torch.tensor([plan_row(sequence.plan) for sequence in step])[rows]
     return StepTensors(
         token_ids=torch.tensor(token_ids).to(device, non_blocking=True),
         positions=positions.to(device, non_blocking=True),

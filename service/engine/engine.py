@@ -74,12 +74,15 @@ class Engine:
         Returns:
             False when there was nothing to do.
         """
-        preempted_before = self.scheduler.num_preemptions
+        preempted, evicted = self.scheduler.num_preemptions, self.scheduler.pages.num_evictions
         step = self.scheduler.schedule()
-        self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted_before)
+        self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted)
+        self._metrics.cache_evictions.inc(self.scheduler.pages.num_evictions - evicted)
+        self._rerotate(step)
         if not step:
             self.scheduler.pages.check()
             return False
+        plans = {sequence.plan for sequence in step}
         try:
             chosen = self._choose_tokens(step)
         except Exception as error:
@@ -91,9 +94,24 @@ class Engine:
             for sequence, token in chosen:
                 self._advance_or_fail(sequence, token)
             self._metrics.iteration_tokens.observe(sum(step.values()))
-            self._metrics.iteration_plans.observe(len({sequence.choice.plan for sequence in step}))
+            self._metrics.iteration_plans.observe(len(plans))
         self._observe_load()
         return True
+
+    def _rerotate(self, step: dict[Sequence, int]) -> None:
+        """Carry out what has to be before the step; a sequence whose keys cannot be moved ends, the others go on."""
+        for rerotation in self.scheduler.take_rerotations():
+            sequence, start = rerotation.sequence, time.monotonic()
+            if sequence not in self._live:
+                continue
+            try:
+                self._runner.rerotate(rerotation)
+            except Exception as error:
+                logger.exception("request %s could not move to another plan", sequence.request_id)
+                step.pop(sequence, None)
+                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while re-rotating keys")
+            else:
+                self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
 
     def _choose_tokens(self, step: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
         logits = self._runner.forward(step)
@@ -155,11 +173,12 @@ class Engine:
         metrics.running.set(len(self.scheduler.running))
         metrics.cache_usage.set(pages.num_used / pages.num_pages)
         metrics.cache_used_bytes.set(pages.num_used * self._page_bytes)
+        metrics.cache_kept_bytes.set(pages.num_kept * self._page_bytes)
 
 
 def _log_end(sequence: Sequence, event: FinishEvent) -> None:
     """One line for each request: what it was, never what it said."""
-    plan = sequence.choice.plan
+    plan = sequence.history[-1].plan
     logger.info(
         "%s: %d + %d tokens under %s %g (%s), %s after %.3f s, first token after %.3f s",
         *(sequence.request_id, len(sequence.prompt), len(sequence.output)),

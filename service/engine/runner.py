@@ -5,8 +5,9 @@ from typing import Protocol
 
 import torch
 
-from model_patches.attention import KeyValuePages
+from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
+from model_patches.rerotation import PagesToMove, rerotate
 from service import core
 from service.cache.pages import PageAllocator
 from service.engine import batch, sampler
@@ -27,6 +28,10 @@ class Runner(Protocol):
         """
         ...
 
+    def rerotate(self, rerotation: core.Rerotation) -> None:
+        """Move cached keys to another plan."""
+        ...
+
 
 class ModelRunner:
     """The runner over a patched model and a pool of pages."""
@@ -39,6 +44,20 @@ class ModelRunner:
         tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device)
         return self.model.forward(
             tensors.token_ids, tensors.positions, tensors.plan_rows, tensors.logits_at, tensors.batch
+        )
+
+    def rerotate(self, rerotation: core.Rerotation) -> None:
+        moves = [(move.source, move.target, move.number) for move in rerotation.moves]
+        pages = PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=self.model.device).unbind(dim=1))
+        model = self.model
+        rerotate(
+            self.layers,
+            pages,
+            rerotation.old,
+            rerotation.new,
+            model.geometry.layout,
+            model.rotary_offset,
+            model.local_layers,
         )
 
 

@@ -5,29 +5,42 @@ import time
 from collections import deque
 
 from service.cache.pages import PageAllocator
-from service.core import Sequence
+from service.core import PageMove, Rerotation, Segment, Sequence
+from service.scheduler.prefixes import Prefixes
 
 
 class Scheduler:
     """Decides each step and owns the sequences that wait and run.
 
-    A step is `{sequence: number of tokens}`: a prefill, a chunk of one and a decode differ only in that number.
+    A step is `{sequence: number of tokens}`: a prefill, a chunk of one and a decode differ only in that number. Before
+    it is computed, `rerotations` have to be carried out.
 
     Decoding rows come first. What is left of the token budget goes to prompts by deadline: the scheduler's clock counts
     computed tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
     by prompts that arrived while it could have been served.
 
-    A sequence starts when there are pages for all its known tokens. When a running one needs a page and none is free,
-    the youngest gives its pages back and is computed again later; its output so far is kept.
+    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others. When
+    a running one needs a page and none is free, the youngest gives its pages back and is computed again later; its
+    output so far is kept.
     """
 
-    def __init__(self, pages: PageAllocator, *, max_running: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        pages: PageAllocator,
+        *,
+        max_running: int,
+        max_batch_tokens: int,
+        prefix_caching: bool = True,
+        refresh_tokens: int = 0,
+    ) -> None:
         """
         Args:
             pages: where pages come from and return to.
             max_running: at most so many sequences run at a time.
             max_batch_tokens: at most so many tokens in a step; no less than max_running.
+            prefix_caching: whether full pages are kept for other sequences with the same beginning.
+            refresh_tokens: how many of the latest tokens are computed again after a re-rotation by growth.
         """
         assert max_batch_tokens >= max_running
         self.pages = pages
@@ -36,6 +49,9 @@ class Scheduler:
         self.num_preemptions = 0
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
+        self._refresh_tokens = refresh_tokens
+        self._prefixes = Prefixes(pages, enabled=prefix_caching)
+        self._rerotations: list[Rerotation] = []
         self._clock = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -55,14 +71,18 @@ class Scheduler:
         """Choose the next step and give each of its sequences the pages it needs.
 
         Returns:
-            How many tokens of each sequence to compute; empty when there is nothing to do.
+            How many tokens of each sequence to compute; empty when there is nothing to do. What `take_rerotations`
+            returns then has to be carried out first.
         """
+        for sequence in list(self.running):
+            if sequence in self.running and sequence.num_computed == sequence.num_computable:
+                self._change_plan(sequence)
         self._start_waiting()
         step: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.deadline)):
-            tokens = min(sequence.num_uncomputed, budget)
-            if tokens > 0 and sequence in self.running and self._grow(sequence, step):
+            tokens = min(sequence.num_uncomputed, sequence.num_computable - sequence.num_computed, budget)
+            if tokens > 0 and sequence in self.running and self._extend(sequence, step):
                 step[sequence] = tokens
                 budget -= tokens
         self._clock += sum(step.values())
@@ -70,6 +90,11 @@ class Scheduler:
             if sequence.scheduled_time is None:
                 sequence.scheduled_time = time.monotonic()
         return step
+
+    def take_rerotations(self) -> list[Rerotation]:
+        """What has to be carried out, in this order, before the step that was just scheduled."""
+        rerotations, self._rerotations = self._rerotations, []
+        return rerotations
 
     def complete(self, step: dict[Sequence, int]) -> list[Sequence]:
         """Record that a step was computed.
@@ -79,34 +104,104 @@ class Scheduler:
         """
         for sequence, tokens in step.items():
             sequence.num_computed += tokens
+            self._prefixes.offer(sequence)
         return [sequence for sequence in step if sequence.num_uncomputed == 0]
 
     def _start_waiting(self) -> None:
-        while self.waiting and len(self.running) < self._max_running:
-            needed = self.pages.pages_for(self.waiting[0].num_tokens)
-            # One page to spare for each sequence that runs already, or the newcomer would soon be preempted.
-            if needed + len(self.running) > self.pages.num_free:
-                return
+        while self.waiting and len(self.running) < self._max_running and self._attach_pages(self.waiting[0]):
             sequence = self.waiting.popleft()
-            sequence.pages = self.pages.allocate(needed)
-            sequence.deadline = self._clock + sequence.num_tokens
+            sequence.deadline = self._clock + sequence.num_uncomputed
             self.running.append(sequence)
 
-    def _grow(self, sequence: Sequence, step: dict[Sequence, int]) -> bool:
+    def _attach_pages(self, sequence: Sequence) -> bool:
+        """Give a sequence that is to start pages for all its known tokens; False if there are too few."""
+        for prefix in self._prefixes.candidates(sequence):
+            # One page to spare for each sequence that runs already, or the newcomer would soon be preempted.
+            rerotations = self._prefixes.attach(sequence, prefix, spare=len(self.running))
+            if rerotations is not None:
+                self._rerotations += rerotations
+                if sequence.scheduled_time is None:
+                    sequence.num_prefix_tokens = sequence.num_computed
+                    sequence.num_rerotated_prefix_tokens = sum(rerotation.tokens for rerotation in rerotations)
+                return True
+        return False
+
+    def _extend(self, sequence: Sequence, step: dict[Sequence, int]) -> bool:
         """Make sure that a sequence has pages for all its known tokens; False if it had to give way itself."""
-        missing = self.pages.pages_for(sequence.num_tokens) - len(sequence.pages)
-        while missing > self.pages.num_free:
-            youngest = max(self.running, key=lambda s: s.arrival_time)
-            step.pop(youngest, None)
-            self._preempt(youngest)
-            if youngest is sequence:
+        while (missing := self.pages.pages_for(sequence.num_tokens) - len(sequence.pages)) > self.pages.num_free:
+            if self._preempt_youngest(step) is sequence:
                 return False
         if missing > 0:
             sequence.pages += self.pages.allocate(missing)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _change_plan(self, sequence: Sequence) -> None:
+        """Move a sequence that has come to the end of its plan to the next one."""
+        replayed = sequence.stage + 1 < len(sequence.history)
+        if not replayed and sequence.choice.growth == "reprefill":
+            self._begin_again(sequence)
+            return
+        moves = self._own_pages(sequence)
+        if sequence.pages:  # it did not have to give way
+            old, tokens = sequence.plan, sequence.num_computed
+            if replayed:
+                sequence.stage += 1
+            else:
+                self._grow(sequence)
+            sequence.num_indexed = 0
+            self._rerotations.append(Rerotation(sequence, old, sequence.plan, moves, tokens))
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Add the next rung to a sequence's history. It begins with the latest tokens, which are computed again."""
+        sequence.rung += 1
+        start = max(0, sequence.num_computed - self._refresh_tokens)
+        past = [segment for segment in sequence.history if segment.start < start]
+        sequence.history = [*past, Segment(start, sequence.choice.rungs[sequence.rung])]
+        sequence.stage = len(past)
+        sequence.num_computed = start
+
+    def _begin_again(self, sequence: Sequence) -> None:
+        """Give a sequence's pages back, to be computed anew as if it had been admitted under the next rung."""
+        sequence.rung += 1
+        sequence.history = [Segment(0, sequence.choice.rungs[sequence.rung])]
+        self._requeue(sequence)
+
+    def _own_pages(self, sequence: Sequence) -> list[PageMove]:
+        """Make sure that a sequence may write all pages with computed tokens.
+
+        Those that others hold too are replaced, and so are those that only the index knows, for whoever begins alike;
+        where there is no room for these, they leave the index.
+
+        Returns:
+            Where each page's content is and where it belongs; none if the sequence had to give way.
+        """
+        pages = sequence.pages[: self.pages.pages_for(sequence.num_computed)]
+        while sum(self.pages.holders(page) > 1 for page in pages) > self.pages.num_free:
+            if self._preempt_youngest({}) is sequence:
+                return []
+        # Room as at the start of a sequence: a page to spare for each that runs.
+        keep_known = sum(page in self.pages.index for page in pages) + len(self.running) <= self.pages.num_free
+        moves = []
+        for number, source in enumerate(pages):
+            target, known = source, source in self.pages.index
+            if self.pages.holders(source) > 1 or (known and keep_known):
+                [target] = self.pages.allocate(1)
+                self.pages.release([source])
+            elif known:
+                self.pages.index.forget(source)
+            moves.append(PageMove(source, target, number))
+            sequence.pages[number] = target
+        return moves
+
+    def _preempt_youngest(self, step: dict[Sequence, int]) -> Sequence:
+        youngest = max(self.running, key=lambda s: s.arrival_time)
+        step.pop(youngest, None)
         self.num_preemptions += 1
+        self._requeue(youngest)
+        return youngest
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the queue, to the place that its arrival gives it."""
         self.running.remove(sequence)
         self._release(sequence)
         position = sum(1 for _ in itertools.takewhile(lambda s: s.arrival_time < sequence.arrival_time, self.waiting))
@@ -114,5 +209,6 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.pages.release(sequence.pages)
+        self._rerotations = [rerotation for rerotation in self._rerotations if rerotation.sequence is not sequence]
         sequence.pages = []
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.stage = sequence.num_indexed = 0

@@ -5,7 +5,8 @@ from itertools import accumulate
 
 import torch
 
-from model_patches.attention import KeyValuePages, PagedBatch
+from model_patches.attention import PagedBatch
+from model_patches.pages import KeyValuePages, PagedTensor
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class RandomBatch:
         batch: the pages hold NaN wherever no token was written.
         query: [T, heads, head_dim].
         key: [T, kv_heads, head_dim].
-        value: as key.
+        value: [T, kv_heads, value_dim].
         keys: of each sequence, all of them in order, [key_length, kv_heads, head_dim].
-        values: as keys.
+        values: likewise, [key_length, kv_heads, value_dim].
     """
 
     batch: PagedBatch
@@ -35,8 +36,10 @@ def random_batch(
     heads: int,
     kv_heads: int,
     head_dim: int = 8,
+    value_dim: int | None = None,
     page_size: int = 4,
     dtype: torch.dtype = torch.float32,
+    kept_as: torch.dtype | None = None,
     device: str = "cpu",
     seed: int = 0,
 ) -> RandomBatch:
@@ -44,7 +47,17 @@ def random_batch(
 
     Args:
         lengths: (query tokens, key tokens) of each sequence; the query's tokens are the last of the key's.
+        heads: of the queries.
+        kv_heads: of keys and values.
+        head_dim: of queries and keys.
+        value_dim: of values; head_dim where it is None.
+        page_size: tokens in a page.
+        dtype: of queries, keys and values.
+        kept_as: type of the pages, `dtype` where it is None; keys and values are numbers that it has.
+        device: where all of them are.
+        seed: of everything random.
     """
+    kept_as = kept_as or dtype
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -52,10 +65,9 @@ def random_batch(
 
     counts = [-(-key // page_size) for _, key in lengths]
     order = torch.randperm(sum(counts) + 3, generator=generator).tolist()
-    shape = (len(order), page_size, kv_heads, head_dim)
-    pages = KeyValuePages(*(torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)))
-    keys = [normal(length, kv_heads, head_dim) for _, length in lengths]
-    values = [normal(length, kv_heads, head_dim) for _, length in lengths]
+    dims = (head_dim, head_dim if value_dim is None else value_dim)
+    pages = KeyValuePages(*(_nan_pages((len(order), page_size, kv_heads, dim), kept_as, device) for dim in dims))
+    keys, values = ([_as_kept(normal(length, kv_heads, dim), kept_as) for _, length in lengths] for dim in dims)
     tables, slots = [], []
     for (query, length), count, key, value in zip(lengths, counts, keys, values, strict=True):
         table, order = order[:count], order[count:]
@@ -88,8 +100,30 @@ def random_batch(
     )
 
 
-def attention_by_definition(given: RandomBatch, scale: float, window: int | None) -> torch.Tensor:
-    """softmax(scale · q·k) · v for each token and head over what it may see, float64 [T, heads, head_dim]."""
+def _nan_pages(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> PagedTensor:
+    pages = PagedTensor.allocate(shape, dtype, torch.device(device))
+    pages.store(torch.arange(shape[0], device=device), torch.full(shape, torch.nan, device=device))
+    return pages
+
+
+def _as_kept(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows [n, kv_heads, dim] as they come back from pages of a type."""
+    pages = PagedTensor.allocate((1, *rows.shape), dtype, rows.device)
+    pages.store(torch.tensor([0], device=rows.device), rows[None].float())
+    return pages.gather(torch.tensor([0], device=rows.device), rows.dtype)[0]
+
+
+def attention_by_definition(
+    given: RandomBatch, scale: float, window: int | None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """softmax(scale · q·k) · v for each token and head over what it may see, float64 [T, heads, value_dim].
+
+    Args:
+        given: the batch.
+        scale: softmax scale.
+        window: how many of the latest tokens are seen; None for all.
+        sinks: [heads], a logit more in each softmax, whose share is lost; None for no such logit.
+    """
     rows = []
     queries = given.query.double().cpu().split(list(given.batch.query_lengths))
     for query, key, value in zip(queries, given.keys, given.values, strict=True):
@@ -98,6 +132,9 @@ def attention_by_definition(given: RandomBatch, scale: float, window: int | None
             first = 0 if window is None else max(0, place - window + 1)
             seen = slice(first, place + 1)
             for head, vector in enumerate(token):
-                weights = (scale * key[seen, head // group].double().cpu() @ vector).softmax(dim=0)
+                logits = scale * key[seen, head // group].double().cpu() @ vector
+                if sinks is not None:
+                    logits = torch.cat([logits, sinks[head : head + 1].double().cpu()])
+                weights = logits.softmax(dim=0)[: place + 1 - first]
                 rows.append(weights @ value[seen, head // group].double().cpu())
-    return torch.stack(rows).view(given.query.shape)
+    return torch.stack(rows).view(*given.query.shape[:2], -1)

@@ -1,6 +1,5 @@
 """Paged attention against its definition in float64."""
 
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.varlen import AuxRequest
 
 from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
@@ -22,7 +22,7 @@ HEADS = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (12, 1)])
 WINDOWS = st.sampled_from([None, 1, 3, 8, 100])
 
 
-def run(given_batch: RandomBatch, window: int | None) -> torch.Tensor:
+def run(given_batch: RandomBatch, window: int | None, **extra: Any) -> torch.Tensor:
     """The registered attention function, called as transformers calls it."""
     output, weights = paged_attention_forward(
         SimpleNamespace(layer_idx=0),
@@ -33,6 +33,7 @@ def run(given_batch: RandomBatch, window: int | None) -> torch.Tensor:
         paged_batch=given_batch.batch,
         scaling=SCALE,
         sliding_window=window,
+        **extra,
     )
     assert weights is None
     return output[0]
@@ -48,12 +49,30 @@ def test_mixed_prefills_chunks_and_decodes_attend_over_their_own_pages_only(
     torch.testing.assert_close(run(batch, window).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_pages_under_a_float32_model_are_read_as_float32() -> None:
-    batch = random_batch([(3, 10), (1, 7)], heads=4, kv_heads=2, dtype=torch.bfloat16)
-    wide = replace(batch, query=batch.query.float(), key=batch.key.float(), value=batch.value.float())
-    output = run(wide, None)
+@settings(deadline=None, max_examples=60)
+@given(LENGTHS, HEADS, WINDOWS, st.sampled_from([2, 8, 12]), st.integers(0, 10))
+def test_sinks_take_their_share_of_every_softmax_also_where_values_are_of_another_size_than_keys(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], window: int | None, value_dim: int, seed: int
+) -> None:
+    batch = random_batch(lengths, heads=heads[0], kv_heads=heads[1], value_dim=value_dim, seed=seed)
+    expected = attention_by_definition(batch, SCALE, window)
+    torch.testing.assert_close(run(batch, window).double(), expected, rtol=1e-5, atol=1e-5)
+    sinks = 2 * torch.randn(heads[0], generator=torch.Generator().manual_seed(seed))
+    expected = attention_by_definition(batch, SCALE, window, sinks)
+    torch.testing.assert_close(run(batch, window, s_aux=sinks).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kept_as", [torch.int8, torch.float8_e4m3fn, torch.bfloat16, torch.float16])
+def test_pages_of_a_smaller_type_are_attended_over_as_the_numbers_that_they_stand_for(
+    kept_as: torch.dtype, window: int | None
+) -> None:
+    lengths = [(3, 10), (1, 7), (6, 6), (1, 1)]
+    batch = random_batch(lengths, heads=6, kv_heads=2, value_dim=5, kept_as=kept_as)
+    assert batch.batch.layers[0].keys.dtype == kept_as
+    output = run(batch, window)
     assert output.dtype == torch.float32
-    torch.testing.assert_close(output.double(), attention_by_definition(wide, SCALE, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.double(), attention_by_definition(batch, SCALE, window), rtol=1e-5, atol=1e-5)
 
 
 def test_a_sequence_attends_bit_for_bit_alike_alone_and_in_any_batch() -> None:
@@ -84,20 +103,25 @@ def emulated_varlen_attn(
     max_q: int,
     max_k: int,
     *,
+    return_aux: AuxRequest,
     scale: float,
     window_size: tuple[int, int],
     enable_gqa: bool,
     seqused_k: torch.Tensor,
     block_table: torch.Tensor,
     num_splits: int,
-) -> torch.Tensor:
-    """`torch.nn.attention.varlen.varlen_attn` by its documentation, for CPU: causal masks are aligned at the end."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`torch.nn.attention.varlen.varlen_attn` by its documentation, for CPU: causal masks are aligned at the end.
+
+    Of the log-sum-exp, what it says of its shape is not true: [heads, T], as its own registration for tracing has it.
+    """
+    assert return_aux.lse
     assert window_size[1] == 0
     assert num_splits == 1
     assert enable_gqa == (query.shape[1] != key.shape[2])
     assert query.is_contiguous()
     assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == block_table.dtype == torch.int32
-    outputs = []
+    outputs, sums = [], []
     for row, (start, stop) in enumerate(pairwise(cu_seq_q.tolist())):
         used, queries = int(seqused_k[row]), stop - start
         assert queries <= max_q
@@ -110,47 +134,79 @@ def emulated_varlen_attn(
         distance = torch.arange(used - queries, used)[:, None] - torch.arange(used)
         hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
         logits = scale * torch.einsum("qhd,khd->hqk", query[start:stop], keys)
-        weights = logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-        outputs.append(torch.einsum("hqk,khd->qhd", weights, values))
-    return torch.cat(outputs)
+        logits = logits.masked_fill(hidden, -torch.inf)
+        outputs.append(torch.einsum("hqk,khd->qhd", logits.softmax(dim=-1), values))
+        sums.append(logits.logsumexp(dim=-1))
+    return torch.cat(outputs), torch.cat(sums, dim=1)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, -1.0, 2.0, 0.5, 3.0, -0.5])])
 def test_the_call_of_varlen_attn_means_the_same_attention(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, heads: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, window: int | None, heads: tuple[int, int], sinks: torch.Tensor | None
 ) -> None:
     monkeypatch.setattr(attention, "varlen_attn", emulated_varlen_attn)
     batch = random_batch([(5, 5), (1, 12), (3, 17)], heads=heads[0], kv_heads=heads[1])
+    if sinks is not None:
+        sinks = sinks[: heads[0]]
     pages = batch.batch.layers[0]
     pages.write(batch.batch.slots, batch.key, batch.value)
-    filled = attention.KeyValuePages(pages.keys.nan_to_num(), pages.values.nan_to_num())
-    output = attend_varlen(batch.query, filled, batch.batch, SCALE, window)
-    torch.testing.assert_close(output.double(), attention_by_definition(batch, SCALE, window), rtol=1e-5, atol=1e-5)
+    for pool in (pages.keys, pages.values):
+        pool.data.nan_to_num_()  # as `allocate_pool` makes them on CUDA
+    output = attend_varlen(batch.query, pages, batch.batch, SCALE, window, sinks)
+    expected = attention_by_definition(batch, SCALE, window, sinks)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+HALF = torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_dim", "capability", "expected"),
+    ("device", "dtype", "kept_as", "dims", "capability", "expected"),
     [
-        ("cpu", torch.bfloat16, 64, (0, 0), 16),
-        ("cuda", torch.bfloat16, 64, (9, 0), 256),
-        ("cuda", torch.float16, 128, (8, 0), 256),
-        ("cuda", torch.float32, 64, (9, 0), 16),
-        ("cuda", torch.float16, 64, (7, 5), 16),
-        ("cuda", torch.bfloat16, 512, (9, 0), 16),
-        ("cuda", torch.bfloat16, 20, (9, 0), 16),
+        ("cpu", HALF, HALF, (64, 64), (0, 0), 16),
+        ("cuda", HALF, HALF, (64, 64), (9, 0), 256),
+        ("cuda", torch.float16, torch.float16, (128, 128), (8, 0), 256),
+        ("cuda", torch.float32, torch.float32, (64, 64), (9, 0), 16),
+        ("cuda", torch.float16, torch.float16, (64, 64), (7, 5), 16),
+        ("cuda", HALF, HALF, (512, 512), (9, 0), 16),
+        ("cuda", HALF, HALF, (20, 20), (9, 0), 16),
+        ("cuda", HALF, HALF, (192, 128), (9, 0), 16),
+        ("cuda", HALF, torch.int8, (64, 64), (9, 0), 16),
+        ("cuda", HALF, torch.float8_e4m3fn, (64, 64), (9, 0), 16),
+        ("cuda", HALF, torch.float16, (64, 64), (9, 0), 16),
     ],
 )
 def test_pages_are_as_large_as_the_kernel_that_runs_needs(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     dtype: torch.dtype,
-    head_dim: int,
+    kept_as: torch.dtype,
+    dims: tuple[int, int],
     capability: tuple[int, int],
     expected: int,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert page_size_for(torch.device(device), dtype, head_dim) == expected
+    assert page_size_for(torch.device(device), dtype, kept_as, *dims) == expected
+
+
+@pytest.mark.parametrize(("fused", "page_size", "varlen"), [(True, 256, True), (True, 16, False), (False, 256, False)])
+def test_the_kernel_runs_only_over_pages_that_it_can_read(
+    monkeypatch: pytest.MonkeyPatch, fused: bool, page_size: int, varlen: bool
+) -> None:
+    batch = random_batch([(1, 3)], heads=2, kv_heads=1, value_dim=4, page_size=page_size, kept_as=torch.int8)
+    asked: list[tuple[Any, ...]] = []
+
+    def answer(*given: Any) -> bool:
+        asked.append(given)
+        return fused
+
+    monkeypatch.setattr(attention, "uses_varlen", answer)
+    for name in ("attend_varlen", "attend_sdpa"):
+        monkeypatch.setattr(attention, name, lambda *_, name=name: torch.full((1,), float(name == "attend_varlen")))
+    assert bool(run(batch, None)) == varlen
+    assert asked == [(torch.device("cpu"), torch.float32, torch.int8, 8, 4)]
 
 
 def test_transformers_builds_no_mask_for_the_registered_function() -> None:

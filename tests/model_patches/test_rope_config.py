@@ -1,14 +1,14 @@
 """Every config shape met in the wild is read, and what cannot be served is refused by name."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from model_patches.errors import UnsupportedModelError
-from model_patches.geometry import RopeGeometry
+from model_patches.geometry import LocalRope, RopeGeometry
 from model_patches.plan import make_plan
 from model_patches.rope_config import read_geometry
-from model_patches.schemes import SCHEMES
+from model_patches.schemes import known_schemes
 
 SMALL = {"hidden_size": 576, "num_attention_heads": 9, "max_position_embeddings": 8192}
 PLAIN = {**SMALL, "rope_theta": 1e5}
@@ -272,26 +272,323 @@ def test_a_geometry_can_be_a_key() -> None:
     assert len({read_geometry(config), read_geometry(config), read_geometry(PLAIN)}) == 2
 
 
-@pytest.mark.parametrize("scheme", ["mrope", "SU", 7, ["yarn"]])
+@pytest.mark.parametrize("scheme", ["axial", "SU", 7, ["yarn"]])
 def test_an_unknown_scheme_is_refused_by_name_with_those_known(scheme: object) -> None:
     config = {**PLAIN, "rope_scaling": {"rope_type": scheme, "type": scheme, "factor": 2.0}}
     with pytest.raises(UnsupportedModelError) as refusal:
         read_geometry(config)
     assert repr(scheme) in str(refusal.value)
-    assert all(known in str(refusal.value) for known in SCHEMES)
+    assert all(known in str(refusal.value) for known in known_schemes())
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("block", "message"),
     [
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}}, "full_attention"),
-        ({"rope_local_base_freq": 1e4}, "rope_local_base_freq"),
-        ({"global_rope_theta": 1e5, "local_rope_theta": 1e4}, "local_rope_theta, global_rope_theta"),
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "'mrope' is not supported: it rotates by time, height"),
+        ({"rope_type": "default", "mrope_section": [24, 20, 20]}, "'mrope' is not supported"),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.25}, "'proportional' is not supported: it leaves"),
     ],
 )
-def test_parameters_per_layer_type_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"per layer type .*{named}"):
+def test_schemes_that_need_more_than_frequencies_are_refused_with_the_reason(
+    block: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_geometry({**PLAIN, "rope_scaling": block})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"alibi": True}, "alibi is true"),
+        ({"layer_rope_theta": [1e4, 0]}, "layer_rope_theta is not supported"),
+        ({"model_type": "nanochat"}, "'nanochat' is not supported: it rotates backwards"),
+        ({"rope_theta": [1e4, 1e6]}, "rope_theta must be a number"),
+    ],
+)
+def test_other_ways_to_place_tokens_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
         read_geometry({**PLAIN, **fields})
+
+
+WHOLE = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"rope_parameters": {"full_attention": WHOLE, "sliding_attention": LOCAL}}, id="version 5"),
+        pytest.param({"rope_parameters": {"sliding_attention": LOCAL, "full_attention": WHOLE}}, id="in any order"),
+        pytest.param({"rope_scaling": {"full_attention": WHOLE, "sliding_attention": LOCAL}}, id="under the old name"),
+        pytest.param(
+            {
+                "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": LOCAL},
+                "rope_scaling": {"type": "linear", "factor": 8.0},
+            },
+            id="with a block of version 4",
+        ),
+        pytest.param(
+            {
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_parameters": {
+                    "full_attention": {"type": "linear", "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default"},
+                },
+            },
+            id="bases outside",
+        ),
+        pytest.param(
+            {
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            id="version 4, Gemma",
+        ),
+        pytest.param(
+            {
+                "global_rope_theta": 1e6,
+                "local_rope_theta": 1e4,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            id="version 4, ModernBERT's names",
+        ),
+        pytest.param({"rope_theta": 1e6, "swa_rope_theta": 1e4, "rope_scaling": WHOLE}, id="MiMo's name"),
+    ],
+)
+def test_scaling_is_of_the_layers_that_see_everything(fields: dict[str, Any]) -> None:
+    geometry = read_geometry({**SMALL, **fields})
+    assert (geometry.scheme, geometry.factor, geometry.theta) == ("linear", 8.0, 1e6)
+    assert geometry.local == LocalRope(("sliding_attention",), 1e4, 64)
+
+
+def test_layers_may_rotate_different_shares() -> None:
+    whole = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    windowed = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    geometry = read_geometry(
+        {**SMALL, "rope_parameters": {"full_attention": whole, "chunked_attention": windowed}},
+    )
+    assert (geometry.rotary_dim, geometry.theta) == (32, 5e5)
+    assert geometry.local == LocalRope(("chunked_attention",), 1e4, 64)
+    spelled = read_geometry(
+        {**SMALL, "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}, "local_rope_theta": 1e4}
+    )
+    assert spelled.local == LocalRope(("sliding_attention",), 1e4, 32)
+
+
+def test_a_null_stands_for_layers_without_rotation() -> None:
+    geometry = read_geometry({**SMALL, "rope_parameters": {"full_attention": WHOLE, "sliding_attention": None}})
+    assert (geometry.scheme, geometry.local) == ("linear", None)
+    alike = {"full_attention": WHOLE, "linear_attention": None, "indexed_attention": {**WHOLE}}
+    assert read_geometry({**SMALL, "rope_parameters": alike}) == geometry
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_parameters": {"full_attention": None, "sliding_attention": LOCAL}},
+            r"only layers that see a window are rotated \(sliding_attention\)",
+        ),
+        ({"rope_parameters": {"main": WHOLE, "compress": LOCAL}}, "differ between main, compress"),
+        (
+            {"rope_parameters": {"full_attention": LOCAL, "sliding_attention": LOCAL, "chunked_attention": WHOLE}},
+            "differ between sliding_attention, chunked_attention",
+        ),
+        (
+            {"rope_parameters": {"full_attention": WHOLE, "sliding_attention": WHOLE}},
+            r"'linear' on layers that see a window \(sliding_attention\)",
+        ),
+        ({"rope_parameters": {"full_attention": WHOLE, "rope_theta": 1e4}}, "have rope_theta beside them"),
+        (
+            {"model_type": "modernbert", "local_rope_theta": 1e4, "rope_theta": 1e5, "rope_scaling": WHOLE},
+            "'linear' on layers that see a window",
+        ),
+        (
+            {"rope_parameters": {"full_attention": WHOLE, "sliding_attention": {"rope_type": "default"}}},
+            "no rope_theta",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "proportional"}, "sliding_attention": LOCAL}},
+            "'proportional' is not supported",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_told_apart_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_geometry({**SMALL, **fields})
+
+
+def test_a_text_config_is_read_where_only_that_has_rotary_parameters() -> None:
+    text = {**PLAIN, "model_type": "cohere"}
+    assert read_geometry({"model_type": "vision", "hidden_size": 1, "text_config": text}) == read_geometry(text)
+    assert read_geometry({"model_type": "cohere", "text_config": PLAIN}) == read_geometry(text)
+    assert read_geometry({**PLAIN, "text_config": {"rope_theta": 7.0}}) == read_geometry(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "version", "theta"),
+    [
+        ("llama", "4.31.0.dev0", 1e4),
+        ("llama", "4.32.1", 1e4),
+        ("falcon", "4.27.4", 1e4),
+        ("llama", "4.33.0", None),
+        ("llama", "5.0.0", None),
+        ("llama", None, None),
+        ("mistral", "4.31.0", None),
+    ],
+)
+def test_a_config_older_than_the_field_has_the_base_of_its_time(
+    model_type: str, version: str | None, theta: float | None
+) -> None:
+    config = {**SMALL, "model_type": model_type, "transformers_version": version}
+    assert read_geometry({**config, "rope_theta": 5e5}).theta == 5e5
+    if theta is None:
+        with pytest.raises(UnsupportedModelError, match="no rope_theta"):
+            read_geometry(config)
+    else:
+        assert read_geometry(config).theta == theta
+
+
+def test_what_a_type_leaves_out_yields_to_what_a_config_says() -> None:
+    assert read_geometry({**PLAIN, "model_type": "glm4"}).rotary_dim == 32
+    assert read_geometry({**PLAIN, "model_type": "glm4", "partial_rotary_factor": 1.0}).rotary_dim == 64
+    assert read_geometry({**PLAIN, "model_type": "gpt_neox"}).rotary_dim == 16
+    assert read_geometry({**PLAIN, "model_type": "gpt_neox", "rotary_pct": 0.5}).rotary_dim == 32
+
+
+def test_the_maximum_of_gemma_3_includes_its_factor() -> None:
+    config = {**PLAIN, "model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}
+    geometry = read_geometry({**config, "max_position_embeddings": 131072})
+    assert (geometry.original_length, geometry.native_length, geometry.factor) == (32768, 131072, 8.0)
+    assert read_geometry(config).original_length == read_geometry(config).native_length == 8192
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "native"), [("cohere", 131072, 131072), ("cohere", 4096, 8192), ("llama", 131072, 8192)]
+)
+def test_cohere_states_what_it_trained_beside_the_maximum(model_type: str, stated: int, native: int) -> None:
+    geometry = read_geometry({**PLAIN, "model_type": model_type, "model_max_length": stated})
+    assert geometry.native_length == geometry.original_length == native
+
+
+def test_dynamic_yarn_is_unscaled_up_to_the_original_length() -> None:
+    block = {"type": "dynamic-yarn", "original_max_position_embeddings": 4096}
+    geometry = read_geometry({**PLAIN, "rope_scaling": block})
+    assert (geometry.scheme, geometry.original_length, geometry.native_length) == ("dynamic-yarn", 4096, 4096)
+    assert not geometry.is_scaled
+
+
+CLEX = {"type": "clex", "max_factor": 16, "param_factor": 1, "act": "silu", "factor": 1}
+
+
+def test_clex_reaches_as_many_original_lengths_as_it_was_trained_for() -> None:
+    geometry = read_geometry({**PLAIN, "rope_scaling": CLEX})
+    assert (geometry.scheme, geometry.factor, geometry.is_scaled) == ("clex", 16.0, True)
+    assert (geometry.original_length, geometry.native_length, geometry.trained_length) == (8192, 8192, 131072)
+    assert geometry.options("clex") == {"max_factor": 16, "param_factor": 1, "act": "silu"}
+    assert read_geometry({**PLAIN, "rope_scaling": {**CLEX, "max_factor": 1}}).is_scaled
+
+
+@pytest.mark.parametrize(
+    ("max_factor", "message"), [(None, "no max_factor"), (0.5, "max_factor must be at least 1, it is 0.5")]
+)
+def test_clex_needs_a_sound_max_factor(max_factor: float | None, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_geometry({**PLAIN, "rope_scaling": {**CLEX, "max_factor": max_factor}})
+
+
+CARD = yarn(factor=4.0, original_max_position_embeddings=4096, beta_fast=16)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"])
+def test_a_yarn_block_on_qwen_is_a_ceiling(model_type: str) -> None:
+    config = {**PLAIN, "partial_rotary_factor": 1.0, "model_type": model_type, "rope_scaling": CARD}
+    geometry = read_geometry(config)
+    assert (geometry.scheme, geometry.factor, geometry.is_scaled) == ("default", 1.0, False)
+    assert (geometry.original_length, geometry.native_length, geometry.trained_length) == (4096, 4096, 16384)
+    assert geometry.options("yarn") == {"beta_fast": 16}
+    assert read_geometry(config, "unscaled") == geometry
+    kept = read_geometry(config, "config")
+    assert (kept.scheme, kept.factor, kept.native_length, kept.trained_length) == ("yarn", 4.0, 16384, 16384)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "block"),
+    [
+        ("qwen2", {"type": "linear", "factor": 4.0}),
+        ("gpt_oss", CARD),
+        ("deepseek_v3", CARD),
+        ("llama", CARD),
+        (None, CARD),
+    ],
+)
+def test_every_other_block_is_the_models_own_plan_unless_the_operator_says_otherwise(
+    model_type: str | None, block: dict[str, Any]
+) -> None:
+    config = {**PLAIN, "model_type": model_type, "rope_scaling": block}
+    geometry = read_geometry(config)
+    assert geometry.is_scaled
+    assert read_geometry(config, "config") == geometry
+    unscaled = read_geometry(config, "unscaled")
+    assert (unscaled.scheme, unscaled.factor, unscaled.is_scaled) == ("default", 1.0, False)
+    assert unscaled.native_length == geometry.original_length
+    assert unscaled.trained_length == geometry.trained_length
+    assert unscaled.options(geometry.scheme) == geometry.parameters
+
+
+@pytest.mark.parametrize("block", [None, {"type": "dynamic", "factor": 2.0}])
+@pytest.mark.parametrize("native_rope", [None, "config", "unscaled"])
+def test_without_scaling_there_is_nothing_to_decide(
+    native_rope: Literal["config", "unscaled"] | None, block: dict[str, Any] | None
+) -> None:
+    config = {**PLAIN, "model_type": "qwen3", "rope_scaling": block}
+    assert read_geometry(config, native_rope) == read_geometry(config)
+    assert read_geometry(config).ceiling is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({**PHI, "rope_scaling": {"type": "longrope", **TABLES}}, "'longrope' has tables of its own"),
+        ({**PLAIN, "rope_scaling": CLEX}, "'clex' has tables of its own"),
+        ({**PLAIN, "rope_scaling": {**CARD, "mscale": 1.0, "mscale_all_dim": 1.0}}, "mscale_all_dim builds"),
+    ],
+)
+def test_a_plan_that_the_model_is_built_around_cannot_be_taken_off(fields: dict[str, Any], message: str) -> None:
+    assert read_geometry(fields).is_scaled
+    with pytest.raises(UnsupportedModelError, match=f"native_rope 'unscaled' does not go with this model: .*{message}"):
+        read_geometry(fields, "unscaled")
+
+
+def test_a_falsy_mscale_all_dim_binds_nothing() -> None:
+    block = {**CARD, "mscale": 1.0, "mscale_all_dim": 0}
+    assert not read_geometry({**PLAIN, "rope_scaling": block}, "unscaled").is_scaled
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_factor": 1.25},
+        {"mscale": 1.0, "mscale_all_dim": 0.707},
+        {"truncate": False},
+        {"beta_fast": 16.0, "beta_slow": 2.0},
+    ],
+)
+def test_what_a_block_states_shapes_its_plan(options: dict[str, Any]) -> None:
+    def plan(**stated: Any) -> Any:
+        block = yarn(factor=4.0, original_max_position_embeddings=2048, finetuned=True, **stated)
+        geometry = read_geometry({**PLAIN, "rope_scaling": block})
+        assert geometry.parameters == stated
+        return make_plan(geometry, "yarn", 4.0, 8192)
+
+    assert plan(**options) != plan()
+
+
+@pytest.mark.parametrize(("model_type", "layout"), [("cohere", "interleaved"), ("llama", "half"), (None, "half")])
+def test_the_layout_is_of_the_model_type(model_type: str | None, layout: str) -> None:
+    assert read_geometry({**PLAIN, "model_type": model_type}).layout == layout
 
 
 @pytest.mark.parametrize(

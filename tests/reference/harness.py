@@ -12,7 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import nn
 
-from model_patches.attention import KeyValuePages
+from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
@@ -31,27 +31,46 @@ class Float64Rotary(nn.Module):
 
     frequencies: torch.Tensor
 
-    def __init__(self, plan: PositionPlan) -> None:
+    def __init__(self, plan: PositionPlan, columns: int, local_theta: float | None = None) -> None:
+        """Give so many columns: one for each rotated dimension, or for each pair; in windowed layers with a base of
+        their own, unscaled."""
         super().__init__()
+        self.columns = columns
+        self.local_theta = local_theta
         self.register_buffer("frequencies", torch.tensor(plan.inv_freq, dtype=torch.float64), persistent=False)
         self.attention_factor = plan.attention_factor
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids.double().unsqueeze(-1) * self.frequencies
-        angles = torch.cat([angles, angles], dim=-1)
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        frequencies, factor = self.frequencies, self.attention_factor
+        if layer_type == "sliding_attention" and self.local_theta is not None:
+            steps = torch.arange(0, self.columns, 2, dtype=torch.float64) / self.columns
+            frequencies, factor = self.local_theta**-steps, 1.0
+        angles = position_ids.double().unsqueeze(-1) * frequencies
+        angles = torch.cat([angles, angles], dim=-1)[..., : self.columns]
+        cos, sin = angles.cos() * factor, angles.sin() * factor
         return cos.float().to(x.dtype), sin.float().to(x.dtype)
 
 
-@torch.inference_mode()
 def reference_logits(model: Any, plan: PositionPlan, tokens: list[int], start: int) -> torch.Tensor:
     """Logits that follow tokens[start:], one row each, by transformers under a plan; the model is left as it was."""
     original = model.model.rotary_emb
-    model.model.rotary_emb = Float64Rotary(plan).to(model.device)
+    local = model.config.rope_parameters.get("sliding_attention")
+    layer_type = () if local is None else ("full_attention",)
+    cos, _sin = original(torch.zeros(1, device=model.device), torch.zeros(1, 1, device=model.device), *layer_type)
+    local_theta = None if local is None else local["rope_theta"]
+    model.model.rotary_emb = Float64Rotary(plan, cos.shape[-1], local_theta).to(model.device)
     try:
-        output = model(torch.tensor([tokens], device=model.device), logits_to_keep=len(tokens) - start, use_cache=False)
+        return stock_logits(model, tokens, start)
     finally:
         model.model.rotary_emb = original
+
+
+@torch.inference_mode()
+def stock_logits(model: Any, tokens: list[int], start: int) -> torch.Tensor:
+    """The same by transformers alone: its own rotary module, whose angles are float32, under the model's own config."""
+    output = model(torch.tensor([tokens], device=model.device), logits_to_keep=len(tokens) - start, use_cache=False)
     logits: torch.Tensor = output.logits[0]
     return logits.float()
 
@@ -82,13 +101,22 @@ class RealEngine:
     max_batch_tokens: int = 256
     num_pages: int = 1024
     page_size: int = 16
+    kv_dtype: torch.dtype | None = None
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        patched = PatchedModel(self.model, self.policy.geometry.rotary_dim)
-        shape = CacheShape(patched.layers, self.page_size, patched.kv_heads, patched.head_dim, patched.dtype)
+        patched = PatchedModel(self.model, self.policy.geometry)
+        shape = CacheShape(
+            layers=patched.layers,
+            page_size=self.page_size,
+            kv_heads=patched.kv_heads,
+            key_dim=patched.key_dim,
+            value_dim=patched.value_dim,
+            dtype=self.kv_dtype or patched.dtype,
+        )
         self.pages = PageAllocator(self.num_pages, self.page_size)
-        self.runner = RecordingRunner(patched, allocate_pool(shape, self.num_pages, patched.device))
+        layers = allocate_pool(shape, self.num_pages, patched.device)
+        self.runner = RecordingRunner(patched, layers)
         scheduler = Scheduler(self.pages, max_running=32, max_batch_tokens=self.max_batch_tokens)
         self.engine = Engine(
             self.runner, scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes
@@ -124,9 +152,21 @@ class RealEngine:
 
 def assert_like_reference(engine: RealEngine, reference: Any, request_id: str, tolerance: float = 1e-4) -> None:
     """Logits within the tolerance; each token the reference's own choice, unless its margin is below the error."""
-    sequence, logits = engine.sequences[request_id], engine.logits(request_id)
+    sequence = engine.sequences[request_id]
     tokens = sequence.prompt + sequence.output[:-1]
     expected = reference_logits(reference, sequence.choice.plan, tokens, len(sequence.prompt) - 1)
+    _assert_like(engine, request_id, expected, tolerance)
+
+
+def assert_like_stock(engine: RealEngine, reference: Any, request_id: str, tolerance: float) -> None:
+    """The same against `stock_logits`."""
+    sequence = engine.sequences[request_id]
+    tokens = sequence.prompt + sequence.output[:-1]
+    _assert_like(engine, request_id, stock_logits(reference, tokens, len(sequence.prompt) - 1), tolerance)
+
+
+def _assert_like(engine: RealEngine, request_id: str, expected: torch.Tensor, tolerance: float) -> None:
+    sequence, logits = engine.sequences[request_id], engine.logits(request_id)
     error = (logits - expected).abs().amax(dim=-1)
     assert float(error.max()) <= tolerance, f"{request_id}: logits differ by {float(error.max()):.2e}"
     best, second = expected.topk(2, dim=-1).values.unbind(dim=-1)

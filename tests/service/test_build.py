@@ -1,13 +1,27 @@
 """What is derived from a model's parts when a server is assembled."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from model_patches.errors import DamagedModelError
 from model_patches.loading.load import load_tokenizer
-from service.build import longest_token_bytes
+from model_patches.loading.weights import load_weights, stand_in_config
+from model_patches.pages import KeyValuePages
+from service.build import inspect, load, longest_token_bytes
+from service.cache.pool import CacheShape, allocate_pool
+from service.cli import load_settings
+from service.errors import StartupError
+from service.metrics import Metrics
+from service.settings import Settings
 
 
 def byte_level(dropped: str = "") -> Tokenizer:
@@ -40,3 +54,109 @@ def test_bytes_say_nothing_where_the_tokenizer_drops_some_or_rewrites_text(embed
     embedded: Tokenizer = load_tokenizer(embedded_model_folder).backend_tokenizer
     assert embedded.encode("\x06", add_special_tokens=False).ids == []
     assert longest_token_bytes(embedded) is None
+
+
+KV_DTYPES = {
+    **{"auto": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16},
+    **{"fp32": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn},
+}
+
+
+@pytest.mark.parametrize("name", KV_DTYPES)
+def test_the_cache_is_of_the_type_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, embedded_model_folder: Path, name: str
+) -> None:
+    made: list[CacheShape] = []
+
+    def record(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
+        made.append(shape)
+        return allocate_pool(shape, num_pages, device)
+
+    monkeypatch.setattr("service.build.allocate_pool", record)
+    chosen = Settings.model_validate(
+        {
+            **{"model": str(embedded_model_folder), "device": "cpu", "dtype": "float32", "kv_cache_dtype": name},
+            **{"kv_cache_memory": "64MiB", "max_model_len": 64, "native_length": 64},
+        }
+    )
+    server = load(chosen, inspect(chosen), Metrics(CollectorRegistry()))  # runs a prefill and a decode to warm up
+    server.engine.stop()
+    assert [(shape.dtype, shape.key_dim, shape.value_dim) for shape in made] == [(KV_DTYPES[name], 64, 64)]
+
+
+def with_config(original: Path, folder: Path, **changes: Any) -> Path:
+    """A folder of the same files, its config changed."""
+    for file in original.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((original / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+NOT_IN_TRANSFORMERS = {
+    "ntk": {"rope_type": "ntk", "factor": 2.0, "rope_theta": 1e5},
+    "ntk-by-parts": {"type": "ntk-by-parts", "factor": 2.0, "rope_theta": 1e5},
+    "dynamic-yarn": {"type": "dynamic-yarn", "original_max_position_embeddings": 4096, "rope_theta": 1e5},
+}
+
+
+@pytest.mark.parametrize("scheme", NOT_IN_TRANSFORMERS)
+def test_a_models_own_scheme_need_not_be_known_to_transformers(
+    embedded_model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    folder = with_config(embedded_model_folder, tmp_path, rope_parameters=NOT_IN_TRANSFORMERS[scheme])
+    chosen = Settings.model_validate(
+        {"model": str(folder), "device": "cpu", "kv_cache_memory": "64MiB", "max_model_len": 64}
+    )
+    inspected = inspect(chosen)
+    assert inspected.policy.geometry.scheme == scheme
+    load(chosen, inspected, Metrics(CollectorRegistry())).engine.stop()  # runs a prefill and a decode to warm up
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"type": "ntk", "factor": 2.0, "partial_rotary_factor": 0.75}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "ntk", "factor": 2.0, "partial_rotary_factor": 0.75, "rope_theta": 5e5}},
+    ],
+)
+def test_all_but_the_scheme_is_kept_for_transformers(tmp_path: Path, config: Mapping[str, Any]) -> None:
+    stand_in = stand_in_config({"model_type": "glm4", "hidden_size": 512, **config}, named=tmp_path)
+    assert stand_in is not None
+    assert stand_in.hidden_size == 512
+    assert stand_in.rope_parameters == {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.75}
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llamas"}, {"model_type": "llama", "hidden_size": "many"}, {}])
+def test_a_config_that_transformers_cannot_use_is_refused_in_words(tmp_path: Path, config: Mapping[str, Any]) -> None:
+    with pytest.raises(DamagedModelError, match=f"the config of {tmp_path} cannot be used"):
+        stand_in_config({**config, "rope_parameters": NOT_IN_TRANSFORMERS["ntk"]}, named=tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DamagedModelError, match=f"the weights of {tmp_path} do not fit its config"):
+        load_weights(tmp_path, named=tmp_path, local_files_only=True)
+
+
+MEMORY = {
+    **{"2GiB": 2 * 2**30, "1.5MB": 1_500_000, "1000": 1000, "1": 1, 4096: 4096},
+    **{"0.5": 0.5, "50%": 0.5, " 12.5 % ": 0.125, "100%": 1.0, "1.0": 1.0, ".25": 0.25, 0.75: 0.75},
+}
+
+
+@pytest.mark.parametrize("value", MEMORY)
+def test_memory_is_bytes_or_a_share(value: str | float) -> None:
+    understood = Settings.model_validate({"kv_cache_memory": value}).kv_cache_memory
+    assert understood == MEMORY[value]
+    assert type(understood) is type(MEMORY[value])
+
+
+@pytest.mark.parametrize(
+    "value", ["1.5", "0.0", "0%", "101%", "nan%", "inf", "-1", "-0.5", ".", "%", "lots", 0, 2.0, True]
+)
+def test_memory_that_is_neither_is_refused_with_what_is_allowed(value: Any) -> None:
+    with pytest.raises(StartupError) as refusal:
+        load_settings({"kv_cache_memory": value})
+    assert str(refusal.value).startswith("--kv-cache-memory: ")
+    assert "bytes (2GiB), or a share of the free memory above 0 and at most 1 (0.5 or 50%)" in str(refusal.value)
+    assert str(refusal.value).endswith(f"it is {value!r}")

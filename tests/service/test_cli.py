@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,22 +105,24 @@ class TestPrecedence:
         self, served: Served, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
         values = {"trust_remote_code": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
-        values |= {"kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
+        values |= {"native_rope": "config", "prefix_reuse": "rerotate", "rope_requests_may_choose": "scheme,mode"}
+        values |= {"prefix_caching": "false", "kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
         value = values.get(name, "77")
-        option = "--" + name.replace("_", "-")
-        given = getattr(served(option) if value == "true" else served(option, value), name)
+        option = ("--no-" if value == "false" else "--") + name.replace("_", "-")
+        given = getattr(served(option) if value in ("true", "false") else served(option, value), name)
         monkeypatch.setenv(f"ROPEWALK_{name.upper()}", value)
         assert getattr(served(), name) == given
-        if name != "growth":
-            assert given != getattr(Settings.model_construct(), name)
+        assert given != getattr(Settings.model_construct(), name)
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--max-running", "x"], ["max-running", "'x'", "integer"]),
-            (["--port", "70000"], ["port", "65535", "'70000'"]),
+            (["--max-running", "x"], ["--max-running: ", "'x'", "integer"]),
+            (["--port", "70000"], ["--port: ", "65535", "'70000'"]),
+            (["--rope-ladder", "2,x"], ["--rope-ladder, 1, factor: ", "'x'"]),
+            (["--rope-policy", "/nowhere/policy.yaml"], ["/nowhere/policy.yaml does not exist"]),
             (["--dtype", "int4"], ["dtype", "bfloat16", "'int4'"]),
             (["--kv-cache-memory", "lots"], ["kv-cache-memory", "'lots'"]),
             (["--max-running", "600"], ["max_batch_tokens (512) must be at least max_running (600)"]),
@@ -139,7 +143,8 @@ class TestRefusals:
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
     ) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
-        assert "max_runing is not a setting" in refusal(capsys, "serve", "--config", str(tmp_path / name))
+        line = refusal(capsys, "serve", "--config", str(tmp_path / name))
+        assert f"{tmp_path / name}: max_runing is not a setting" in line
 
     def test_a_broken_file_ends_in_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text("port: [1", encoding="utf-8")
@@ -149,10 +154,21 @@ class TestRefusals:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("ROPEWALK_MAX_QUEUED", "0")
-        assert "max-queued" in refusal(capsys, "serve")
+        assert "ROPEWALK_MAX_QUEUED: " in refusal(capsys, "serve")
+
+    def test_the_source_that_is_named_is_the_one_that_won(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "s.yaml"
+        file.write_text("port: a\nmax_queued: a\nmax_running: a\n", encoding="utf-8")
+        monkeypatch.setenv("ROPEWALK_PORT", "b")
+        monkeypatch.setenv("ROPEWALK_MAX_QUEUED", "b")
+        line = refusal(capsys, "serve", "--port", "c", "--config", str(file))
+        for part in ("--port: .*'c'", "ROPEWALK_MAX_QUEUED: .*'b'", f"{file}: max_running: .*'a'"):
+            assert re.search(part, line), line
 
     def test_several_wrong_values_are_all_named(self) -> None:
-        with pytest.raises(StartupError, match=r"port: .*; max-running: "):
+        with pytest.raises(StartupError, match=r"port: .*; --max-running: "):
             load_settings({"port": "x", "max_running": "y"})
 
     def test_an_unknown_option_is_refused_by_name(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,24 +192,56 @@ class TestPlan:
     ) -> None:
         limit = [] if most is None else ["--max-tokens", str(most)]
         facts = self.planned(capsys, str(folder), "--prompt-tokens", str(prompt), *limit)
-        assert facts == explain(POLICY.choose(prompt, most), POLICY)
+        assert facts == explain(POLICY.choose(prompt, most), POLICY, prompt)
 
     def test_a_wish_is_passed_on(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        arguments = ("--prompt-tokens", "10", "--max-tokens", "5", "--scheme", "linear", "--factor", "2")
-        facts = self.planned(capsys, str(folder), *arguments)
-        assert facts == explain(POLICY.choose(10, 5, RopeWish(scheme="linear", factor=2.0)), POLICY)
+        arguments = ("--prompt-tokens", "10", "--scheme", "linear", "--factor", "2", "--mode", "dynamic")
+        facts = self.planned(capsys, str(folder), *arguments, "--growth", "stop")
+        wish = RopeWish(scheme="linear", mode="dynamic", factor=2.0, growth="stop")
+        assert facts == explain(POLICY.choose(10, None, wish), POLICY, 10)
 
     def test_settings_shape_the_policy(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         lengths = ("--native-length", "100", "--max-model-len", "300", "--rope-reserve", "20")
         facts = self.planned(capsys, str(folder), "--prompt-tokens", "110", *lengths)
         policy = Policy(read_geometry(CONFIG), native_length=100, max_length=300, reserve=20)
-        assert facts == explain(policy.choose(110, None), policy)
+        assert facts == explain(policy.choose(110, None), policy, 110)
+
+    def test_a_policy_file_shapes_the_policy_and_settings_win_over_it(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = folder / "policy.yaml"
+        file.write_text("scheme: ntk\nladder: [2, 8]\nreserve: 7\nprefix_reuse: rerotate\n", encoding="utf-8")
+        settings = folder / "settings.toml"
+        settings.write_text(f'rope_policy = "{file}"\nrope_reserve = 9\n', encoding="utf-8")
+        monkeypatch.setenv("ROPEWALK_ROPE_LADDER", "2,4")
+        arguments = ("--prompt-tokens", "1995", "--config", str(settings), "--rope-scheme", "linear")
+        facts = self.planned(capsys, str(folder), *arguments)
+        policy = Policy(read_geometry(CONFIG), scheme="linear", ladder=[2, 4], reserve=9, prefix_reuse="rerotate")
+        assert facts == explain(policy.choose(1995, None), policy, 1995)
+        assert (facts["scheme"], facts["factor"]) == ("linear", 4.0)
+
+    def test_a_yarn_block_is_the_operators_to_interpret(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+        qwen = CONFIG | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": scaling}
+        (folder / "config.json").write_text(json.dumps(qwen), encoding="utf-8")
+        for interpretation, native_length in (("config", 4000), ("unscaled", 1000)):
+            facts = self.planned(capsys, str(folder), "--prompt-tokens", "10", "--native-rope", interpretation)
+            assert facts["native_length"] == native_length
 
     def test_for_people_it_says_the_same(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         main(["plan", str(folder), "--prompt-tokens", "1500", "--max-tokens", "10"])
         lines = capsys.readouterr().out.splitlines()
         choice = POLICY.choose(1500, 10)
         shown = dict(re.split(r"\s+", line, maxsplit=1) for line in lines[:8])
+        assert [line[18:] for line in lines if line.startswith("grows through")] == [
+            " -> ".join(f"yarn, factor {plan.factor:g}, up to {plan.max_length} tokens" for plan in choice.rungs[1:])
+        ]
+        assert sum(
+            f"factor {rung.factor:g}, up to {rung.covers} tokens" in text
+            for rung in POLICY.rungs
+            for text in lines
+            if "->" not in text
+        ) == len(POLICY.rungs)
         assert shown["reason"] == choice.reason
         assert float(shown["factor"]) == choice.plan.factor
         assert len([line for line in lines if re.match(r" +\d+ ", line)]) == len(choice.plan.inv_freq)
@@ -227,3 +275,12 @@ def test_a_shortened_flag_is_refused(capsys: pytest.CaptureFixture[str], command
         main(command)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("usage: ")
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error(folder: Path) -> None:
+    command = [sys.executable, "-m", "service", "plan", str(folder), "--prompt-tokens", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""

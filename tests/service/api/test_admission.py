@@ -35,10 +35,12 @@ def test_max_tokens_ends_the_text_with_length(client: httpx.Client) -> None:
     assert (answer["token_ids"], answer["finish_reason"]) == (OUTPUT[:1], "length")
 
 
-def test_without_max_tokens_the_plan_ends_the_text(client: httpx.Client) -> None:
-    answer = client.post("/generate", json={"prompt": PROMPT}).json()
-    assert (answer["usage"]["total_tokens"], answer["finish_reason"]) == (64, "length")
-    assert answer["rope"]["mode"] == "dynamic"
+@pytest.mark.parametrize(("growth", "end"), [("stop", 64), ("rerotate", 256), ("reprefill", 256), (None, 256)])
+def test_without_max_tokens_the_last_plan_ends_the_text(client: httpx.Client, growth: str | None, end: int) -> None:
+    answer = client.post("/generate", json={"prompt": PROMPT, "rope": {"growth": growth}}).json()
+    assert (answer["usage"]["total_tokens"], answer["finish_reason"]) == (end, "length")
+    rope = answer["rope"]
+    assert (rope["mode"], rope["growth"], rope["prefix_reuse"]) == ("dynamic", growth or "rerotate", "same-plan")
 
 
 @pytest.mark.parametrize("at", [1, 7, 39])
@@ -106,6 +108,13 @@ def test_a_model_without_defaults_samples_at_temperature_1() -> None:
         asked = [generate(server.client, seed=seed, temperature=1)["token_ids"] for seed in range(5)]
         assert default == asked
         assert any(tokens != OUTPUT for tokens in default)
+
+
+@pytest.mark.parametrize("reuse", ["same-plan", "rerotate"])
+def test_a_wish_for_reuse_of_prefixes_is_granted(client: httpx.Client, reuse: str) -> None:
+    rope = generate(client, rope={"prefix_reuse": reuse})["rope"]
+    assert isinstance(rope, dict)
+    assert rope["prefix_reuse"] == reuse
 
 
 def test_a_wish_for_a_plan_is_granted(client: httpx.Client) -> None:

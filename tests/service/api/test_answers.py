@@ -8,17 +8,18 @@ import pytest
 from openai import OpenAI
 
 from tests.fakes import expected_output
-from tests.serving import MODEL, FakeServer, read_stream
+from tests.serving import MODEL, FakeServer, fake_server, read_stream
 
 PROMPT = "Once upon a time"
 OUTPUT = expected_output(list(PROMPT.encode()), 12)
 TEXT = bytes(OUTPUT).decode()
 CHAT = [{"role": "user", "content": "Hello"}]
 CHAT_TEXT = bytes(expected_output([2, *b"Hello", 3], 12)).decode()  # <user>Hello<assistant>
-USAGE = {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28}
-CHAT_USAGE = {"prompt_tokens": 7, "completion_tokens": 12, "total_tokens": 19}
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
+USAGE = {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28, **NOTHING_CACHED}
+CHAT_USAGE = {"prompt_tokens": 7, "completion_tokens": 12, "total_tokens": 19, **NOTHING_CACHED}
 ROPE = {"scheme": "default", "mode": "native", "factor": 1.0, "growth": "stop", "rerotations": 0}
-ROPE |= {"native_length": 64, "plan_max_length": 64}
+ROPE |= {"prefix_reuse": "same-plan", "rerotated_prefix_tokens": 0, "native_length": 64, "plan_max_length": 64}
 TIMES = {"queue_seconds", "prefill_seconds", "decode_seconds", "time_to_first_token_seconds", "total_seconds"}
 
 
@@ -207,3 +208,55 @@ def test_a_scaled_request_says_so_in_every_shape(client: httpx.Client) -> None:
 def test_ids_differ(client: httpx.Client) -> None:
     ids = {client.post("/generate", json={"prompt": "a", "max_tokens": 1}).json()["id"] for _ in range(5)}
     assert len(ids) == 5
+
+
+class TestGrowthAndReuse:
+    """What an answer says of a request that did not stay under the plan it began under, or did not begin at zero."""
+
+    def test_a_request_that_grew_names_its_last_plan_and_how_often_its_keys_moved(self, client: httpx.Client) -> None:
+        answer = client.post("/generate", json={"prompt": "x" * 60, "max_tokens": 40}).json()
+        reason = answer["rope"].pop("reason")
+        assert answer["rope"] == {
+            **ROPE,
+            "scheme": "yarn",
+            "mode": "dynamic",
+            "factor": 2.0,
+            "growth": "rerotate",
+            "rerotations": 3,
+            "plan_max_length": 128,
+        }
+        assert "starts at factor 1, grows to factor 1.25 beyond 64 tokens, step by step up to factor 2" in reason
+        assert answer["usage"]["completion_tokens"] == 40
+
+    def test_a_request_that_is_prefilled_again_says_so_by_no_rerotations(self, client: httpx.Client) -> None:
+        body = {"prompt": "x" * 60, "max_tokens": 10, "rope": {"growth": "reprefill"}}
+        rope = client.post("/generate", json=body).json()["rope"]
+        assert (rope["growth"], rope["factor"], rope["rerotations"]) == ("reprefill", 1.25, 0)
+
+    def test_growth_stop_ends_at_the_plan(self, client: httpx.Client) -> None:
+        answer = client.post("/generate", json={"prompt": "x" * 60, "rope": {"growth": "stop"}}).json()
+        assert (answer["finish_reason"], answer["usage"]["total_tokens"]) == ("length", 64)
+
+    def test_a_cached_prefix_is_told_in_the_usage_of_every_route(self) -> None:
+        with fake_server(prefix_caching=True) as server:
+            body = {"prompt": PROMPT, "max_tokens": 2}
+            for cached in (0, 12):  # 16 tokens in pages of 4; one token at least is computed
+                for route in ("/generate", "/v1/completions"):
+                    if route == "/generate" or cached:
+                        usage = server.client.post(route, json=body).json()["usage"]
+                        assert usage["prompt_tokens_details"] == {"cached_tokens": cached}
+            server.wait_until_idle()
+
+    def test_a_prefix_from_another_plan_is_reused_on_request_only(self) -> None:
+        with fake_server(prefix_caching=True) as server:
+            server.client.post("/generate", json={"prompt": "x" * 40, "max_tokens": 2})
+            answers = [
+                server.client.post("/generate", json={"prompt": "x" * 80, "max_tokens": 2, "rope": rope}).json()
+                for rope in ({"prefix_reuse": "rerotate"}, {"factor": 2, "prefix_reuse": "same-plan"})
+            ]
+            server.wait_until_idle()
+        told = [(a["usage"]["prompt_tokens_details"]["cached_tokens"], a["rope"]) for a in answers]
+        assert [(cached, rope["rerotated_prefix_tokens"], rope["rerotations"]) for cached, rope in told] == [
+            (40, 40, 0),
+            (0, 0, 0),
+        ]

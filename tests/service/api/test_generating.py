@@ -58,7 +58,7 @@ def test_a_model_without_a_chat_template_says_what_to_use_instead() -> None:
         ({"max_completion_tokens": 6}, 6),
         ({"max_tokens": 7, "max_completion_tokens": 7}, 7),
         ({"max_tokens": None, "max_completion_tokens": 3}, 3),
-        ({}, 64 - 7),
+        ({}, 256 - 7),
     ],
 )
 def test_both_names_of_the_limit_work(client: httpx.Client, limits: dict[str, int], completion: int) -> None:

@@ -68,8 +68,7 @@ def test_the_plan_at_every_edge_is_the_policys(
     if max_tokens is not None and prompt_tokens + max_tokens > POLICY.max_length:
         max_tokens = POLICY.max_length - prompt_tokens
     answer = client.post("/v1/rope/plan", json={"prompt_tokens": prompt_tokens, "max_tokens": max_tokens}).json()
-    expected = explain(POLICY.choose(prompt_tokens, max_tokens), POLICY)
-    assert answer == expected | {"prompt_tokens": prompt_tokens}
+    assert answer == explain(POLICY.choose(prompt_tokens, max_tokens), POLICY, prompt_tokens)
 
 
 @pytest.mark.parametrize("prompt_tokens", [POLICY.max_length, POLICY.max_length + 1])
@@ -88,27 +87,52 @@ def test_no_plan_covers_a_prompt_of_the_maximum_length(client: httpx.Client, pro
         {"mode": "dynamic"},
         {"mode": "native"},
         {"scheme": "ntk", "factor": 4, "growth": "stop"},
+        {"growth": "reprefill"},
+        {"prefix_reuse": "rerotate"},
     ],
 )
 def test_the_plan_of_a_wish_is_the_policys(client: httpx.Client, wish: dict[str, Any]) -> None:
     answer = client.post("/v1/rope/plan", json={"prompt_tokens": 50, "max_tokens": 30, "rope": wish}).json()
-    assert answer == explain(POLICY.choose(50, 30, RopeWish(**wish)), POLICY) | {"prompt_tokens": 50}
+    assert answer == explain(POLICY.choose(50, 30, RopeWish(**wish)), POLICY, 50)
 
 
 def test_a_plan_is_what_a_request_then_gets(client: httpx.Client) -> None:
-    for length in (5, 60, 64, 90, 200):
+    for length in (5, 90, 200):  # none of which outgrows its plan
         body = {"prompt": [70] * length, "max_tokens": 20}
         planned = client.post("/v1/rope/plan", json=body).json()
         assert planned["prompt_tokens"] == length
         rope = client.post("/generate", json=body).json()["rope"]
-        for field in ("scheme", "mode", "factor", "growth", "reason", "native_length", "plan_max_length"):
+        for field in rope.keys() - {"rerotations", "rerotated_prefix_tokens"}:
             assert rope[field] == planned[field]
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "prompt_tokens": 1}])
-def test_a_plan_needs_a_prompt_or_its_length_and_not_both(client: httpx.Client, body: dict[str, Any]) -> None:
+MESSAGES = [{"role": "user", "content": "Hello 12"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "given"),
+    [
+        ({}, "prompt", "none"),
+        ({"prompt": "a", "prompt_tokens": 1}, "prompt_tokens", "prompt and prompt_tokens"),
+        ({"messages": MESSAGES, "prompt_tokens": 1}, "prompt_tokens", "messages and prompt_tokens"),
+        ({"prompt": "a", "messages": MESSAGES}, "messages", "prompt and messages"),
+    ],
+)
+def test_a_plan_needs_a_prompt_or_messages_or_a_length_and_only_one(
+    client: httpx.Client, body: dict[str, Any], param: str, given: str
+) -> None:
     error = error_of(client.post("/v1/rope/plan", json=body))
-    assert (error["param"], error["message"]) == ("prompt", "give either prompt or prompt_tokens")
+    assert error["param"] == param
+    assert error["message"] == f"give one of prompt, messages and prompt_tokens, not {given}"
+
+
+def test_the_plan_of_a_conversation_is_that_of_its_rendered_tokens(client: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 3}
+    planned = client.post("/v1/rope/plan", json=body).json()
+    assert planned["prompt_tokens"] == client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+    long = {"messages": [{"role": "user", "content": "a" * 300}]}
+    error = error_of(client.post("/v1/rope/plan", json=long))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
 @pytest.mark.parametrize("text", ["Hello, rope!", " leading", "x  12\n\ty", "<user>hi<assistant>", "a" * 256, ""])

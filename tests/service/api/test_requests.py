@@ -53,7 +53,13 @@ IN_RANGE: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0, None),
     "n": (1, None),
     "stream": (False, None),
-    "rope": ({}, {"scheme": "yarn", "mode": "static", "factor": 1.5, "growth": "stop"}, None),
+    "rope": (
+        {},
+        {"scheme": "yarn", "mode": "static", "factor": 1.5, "growth": "stop", "prefix_reuse": "same-plan"},
+        {"growth": "rerotate", "prefix_reuse": "rerotate"},
+        {"growth": "reprefill"},
+        None,
+    ),
     "user": ("somebody", None),
 }
 OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
@@ -93,7 +99,8 @@ OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
     ("rope.mode", "fast", ("native", "static", "dynamic", "'fast'")),
     ("rope.factor", 0.5, ("greater than or equal to 1", "0.5")),
     ("rope.factor", "2", ("number", "'2'")),
-    ("rope.growth", "sideways", ("stop", "'sideways'")),
+    ("rope.growth", "sideways", ("rerotate", "reprefill", "stop", "'sideways'")),
+    ("rope.prefix_reuse", "always", ("same-plan", "rerotate", "'always'")),
     ("user", 5, ("string", "5")),
 ]
 """Field, value, and what the message must contain beside the field's name."""

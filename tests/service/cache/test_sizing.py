@@ -14,7 +14,7 @@ from service.cache.sizing import CPU_SHARE, CUDA_SHARE, choose_num_pages
 from service.errors import StartupError
 
 CPU = torch.device("cpu")
-SHAPE = CacheShape(layers=2, page_size=4, kv_heads=3, head_dim=8, dtype=torch.bfloat16)
+SHAPE = CacheShape(layers=2, page_size=4, kv_heads=3, key_dim=8, value_dim=8, dtype=torch.bfloat16)
 PAGE_BYTES = 768
 
 
@@ -70,6 +70,23 @@ def test_the_default_is_a_share_of_what_is_free_within_the_containers_limit(
         limit_file.write_text(limit)
     set_machine(monkeypatch, available=10**9, limit_file=limit_file)
     assert choose_num_pages(SHAPE, CPU, None, max_length=4) == int(counts * CPU_SHARE) // PAGE_BYTES
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_a_share_is_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float) -> None:
+    set_machine(monkeypatch, available=10**9, limit_file=tmp_path / "absent")
+    assert choose_num_pages(SHAPE, CPU, share, max_length=4) == int(10**9 * share) // PAGE_BYTES
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**8, 10**9))
+    assert choose_num_pages(SHAPE, torch.device("cuda"), share, max_length=4) == int(10**8 * share) // PAGE_BYTES
+
+
+def test_a_refusal_of_a_share_says_how_many_bytes_that_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_machine(monkeypatch, available=8000, limit_file=tmp_path / "absent")
+    with pytest.raises(StartupError) as refusal:
+        choose_num_pages(SHAPE, CPU, 0.5, max_length=1000)
+    assert str(refusal.value).startswith(
+        "kv-cache-memory, 0.5 of the free memory, is 4000 bytes, which holds 20 tokens; one request"
+    )
 
 
 def test_memory_that_was_asked_for_is_taken_whatever_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_patches.attention import KeyValuePages
+from model_patches.pages import KeyValuePages, PagedTensor
 from service.core import SamplingParams, Sequence
 from service.engine import batch
 from service.scaling.policy import Policy, RopeWish
@@ -46,7 +46,7 @@ def rows(draw: st.DrawFn) -> Row:
 def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], page_size: int, seed: int) -> None:
     random = Random(seed)
     step = make_step(step_rows, page_size, random)
-    layer = KeyValuePages(torch.zeros(NUM_PAGES, page_size, 1, 2), torch.zeros(NUM_PAGES, page_size, 1, 2))
+    layer = empty_layer(page_size)
 
     built = batch.build(step, [layer], PLAN_ROWS.__getitem__, torch.device("cpu"))
 
@@ -77,7 +77,7 @@ def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], pag
 )
 def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[Row], page_size: int, seed: int) -> None:
     step = make_step(step_rows, page_size, Random(seed))
-    layers = [KeyValuePages(torch.zeros(NUM_PAGES, page_size, 1, 2), torch.zeros(NUM_PAGES, page_size, 1, 2))]
+    layers = [empty_layer(page_size)]
 
     paged = batch.build(step, layers, PLAN_ROWS.__getitem__, torch.device("cpu")).batch
 
@@ -95,6 +95,10 @@ def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[R
     int32 = {paged.block_table, paged.cu_seq_q, paged.cu_seq_k, paged.seqused_k}
     assert {tensor.dtype for tensor in int32} == {torch.int32}
     assert paged.slots.dtype == torch.int64
+
+
+def empty_layer(page_size: int) -> KeyValuePages:
+    return KeyValuePages(*(PagedTensor(torch.zeros(NUM_PAGES, page_size, 1, 2)) for _ in range(2)))
 
 
 def make_step(step_rows: list[Row], page_size: int, random: Random) -> dict[Sequence, int]:

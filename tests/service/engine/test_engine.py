@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core import FinishEvent, FinishReason, SamplingParams, Sequence, TokenEvent
+from service.core import FinishEvent, FinishReason, Rerotation, SamplingParams, Sequence, TokenEvent
 from service.engine.detokenize import TextStream
 from service.scaling.policy import RopeWish
 from tests.fakes import PAGE_SIZE, ByteStream, EngineUnderTest, expected_output, next_token
+from tests.service.growing import NATIVE_LENGTH, POLICY, REPREFILL, GrowingEngine, answer, expected_growing
 
 PROMPT = [5, 9, 2]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -92,7 +93,7 @@ def test_every_request_of_any_mix_gets_its_own_text_and_ends_once(
         name = str(number)
         [end] = under_test.ends(name)
         assert under_test.events[name][-1] is end
-        expected = expected_output(request.prompt, request.max_tokens)
+        expected = expected_output(request.prompt, request.max_tokens, sequences[number].choice)
         received = under_test.token_ids(name)
         assert received == expected[: len(received)]
         assert under_test.text(name) == text_of(received)
@@ -132,8 +133,9 @@ def test_one_forward_pass_serves_chunks_and_decode_rows_of_three_plans() -> None
     under_test = EngineUnderTest(max_batch_tokens=16)
     prompts = {"native": [1, 2], "static": list(range(70)), "wished": [3, 4]}
     wishes = {"native": None, "static": None, "wished": RopeWish(factor=4.0)}
+    sequences = {name: under_test.sequence(name, prompts[name], GREEDY, wishes[name]) for name in prompts}
     for name in ("native", "wished", "static"):
-        under_test.engine.add(under_test.sequence(name, prompts[name], GREEDY, wishes[name]))
+        under_test.engine.add(sequences[name])
     under_test.engine.step()
     assert metric(under_test, "iteration_plans_sum") == 3
     under_test.engine.step()
@@ -143,7 +145,7 @@ def test_one_forward_pass_serves_chunks_and_decode_rows_of_three_plans() -> None
     assert metric(under_test, "iteration_plans_sum") == 6
     under_test.run()
     for name, prompt in prompts.items():
-        assert under_test.token_ids(name) == expected_output(prompt, 8)
+        assert under_test.token_ids(name) == expected_output(prompt, 8, sequences[name].choice)
 
 
 def test_an_engine_with_nothing_to_do_says_so_and_calls_no_model() -> None:
@@ -436,3 +438,264 @@ def test_every_token_is_reported_as_soon_as_it_is_chosen() -> None:
             expected_output(PROMPT, 8)[tokens - 1], chr(expected_output(PROMPT, 8)[tokens - 1])
         )
         assert len(under_test.events["a"]) == tokens
+
+
+# Growth and shared prefixes
+
+
+TEMPLATES = ([*range(40, 60)], [*range(40, 50), *range(70, 80)], [*range(70, 74), *range(44, 60)])
+WISHES = [
+    None,
+    None,
+    REPREFILL,
+    RopeWish(growth="stop"),
+    RopeWish(factor=2.0, growth="rerotate"),
+    RopeWish(prefix_reuse="rerotate"),
+    RopeWish(factor=2.0, prefix_reuse="rerotate"),
+]
+
+
+@dataclass(frozen=True)
+class GrowingRequest:
+    """One request of a mix: in which round it arrives, how much of which template it begins with, what comes after
+    that, how much it asks for and in which round it is cancelled, if any."""
+
+    arrives: int
+    template: int
+    shared: int
+    own: list[int]
+    max_tokens: int
+    wish: RopeWish | None
+    cancelled: int | None
+
+    @property
+    def prompt(self) -> list[int]:
+        return [*TEMPLATES[self.template][: self.shared], *self.own]
+
+
+GROWING_REQUESTS = st.builds(
+    GrowingRequest,
+    arrives=st.integers(0, 20),
+    template=st.integers(0, len(TEMPLATES) - 1),
+    shared=st.integers(0, 16),
+    own=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+    max_tokens=st.integers(1, 17),
+    wish=st.sampled_from(WISHES),
+    cancelled=st.none() | st.none() | st.integers(0, 40),
+)
+
+
+def admit(under_test: EngineUnderTest, name: str, request: GrowingRequest) -> Sequence:
+    choice = POLICY.choose(len(request.prompt), request.max_tokens, request.wish)
+    sampling = replace(GREEDY, max_tokens=choice.max_tokens)
+    sequence = under_test.sequence(name, request.prompt, sampling, request.wish)
+    under_test.engine.add(sequence)
+    return sequence
+
+
+def serve(under_test: EngineUnderTest, requests: list[GrowingRequest]) -> list[Sequence]:
+    """Let requests come and go until all have ended."""
+    sequences: dict[int, Sequence] = {}
+    for now in range(41):
+        for number, request in enumerate(requests):
+            if request.arrives == now:
+                sequences[number] = admit(under_test, str(number), request)
+            if request.cancelled == now and number in sequences:
+                under_test.engine.cancel(sequences[number])
+        under_test.engine.step()
+        under_test.pages.check()
+    under_test.run()
+    assert under_test.pages.num_used == 0
+    return [sequences[number] for number in range(len(requests))]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    requests=st.lists(GROWING_REQUESTS, min_size=1, max_size=8),
+    num_pages=st.integers(10, 20),
+    max_running=st.integers(1, 5),
+    spare_budget=st.integers(0, 12),
+    prefix_caching=st.booleans(),
+    refresh_tokens=st.sampled_from([0, 0, 0, 1, 3, 8]),
+)
+def test_every_request_of_a_mix_that_grows_and_shares_gets_what_it_gets_alone(
+    requests: list[GrowingRequest],
+    num_pages: int,
+    max_running: int,
+    spare_budget: int,
+    prefix_caching: bool,
+    refresh_tokens: int,
+) -> None:
+    under_test = GrowingEngine(
+        num_pages,
+        max_running,
+        max_running + spare_budget,
+        prefix_caching=prefix_caching,
+        refresh_tokens=refresh_tokens,
+    )
+    sequences = serve(under_test, requests)
+    for number, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+        [end] = under_test.ends(str(number))
+        assert under_test.events[str(number)][-1] is end
+        received = under_test.token_ids(str(number))
+        finished = len(received) == sequence.sampling.max_tokens
+        assert end.reason == (FinishReason.LENGTH if finished else FinishReason.CANCELLED)
+        assert finished or request.cancelled is not None
+        assert sequence.num_rerotations <= len(sequence.choice.rungs) - 1
+        if sequence.choice.prefix_reuse == "same-plan" or not prefix_caching:
+            expected = expected_growing(request.prompt, len(received), sequence.choice, refresh_tokens)
+            assert received == expected
+        elif refresh_tokens == 0:
+            for count, token in enumerate(received):
+                assert token == answer(sequence.tokens(0, len(request.prompt) + count), sequence.history)
+    if not prefix_caching:
+        assert under_test.pages.num_kept == under_test.pages.num_evictions == 0
+    assert metric(under_test, "rerotations_total") == len(under_test.runner.rerotations)
+    assert metric(under_test, "kv_cache_kept_bytes") == under_test.pages.num_kept
+
+
+def test_the_mixes_share_grow_run_out_of_pages_and_evict() -> None:
+    """What the test above is about does happen in such mixes."""
+    requests = [
+        GrowingRequest(number, number % 2, 9, [1], 17, wish, None) for number, wish in enumerate([*WISHES, *WISHES])
+    ]
+    under_test = GrowingEngine(num_pages=12, max_running=5, max_batch_tokens=16)
+    sequences = serve(under_test, requests)
+    assert sum(sequence.num_prefix_tokens > 0 for sequence in sequences) >= 2
+    assert any(sequence.num_rerotated_prefix_tokens > 0 for sequence in sequences)
+    assert under_test.scheduler.num_preemptions > 0
+    assert under_test.pages.num_evictions > 0
+    moves = [move for rerotation in under_test.runner.rerotations for move in rerotation.moves]
+    assert {move.source == move.target for move in moves} == {True, False}
+
+
+def test_a_growing_request_forwards_each_token_once_and_moves_all_its_keys_at_each_rung() -> None:
+    under_test = GrowingEngine()
+    sequence = under_test.sequence("a", PROMPT, replace(GREEDY, max_tokens=37))
+    under_test.engine.add(sequence)
+    under_test.run()
+    assert under_test.token_ids("a") == expected_growing(PROMPT, 37, sequence.choice)
+    assert metric(under_test, "iteration_tokens_sum") == 3 + 37 - 1
+    assert metric(under_test, "iteration_tokens_count") == 37
+    assert metric(under_test, "rerotations_total") == sequence.num_rerotations == 6
+    assert metric(under_test, "rerotated_tokens_total") == 10 + 12 + 15 + 20 + 25 + 30
+    assert metric(under_test, "rerotation_seconds_count") == 6
+    assert metric(under_test, "iteration_plans_sum") == 37
+
+
+def test_reprefill_forwards_all_tokens_again_and_moves_none() -> None:
+    under_test = GrowingEngine()
+    sequence = under_test.sequence("a", PROMPT, replace(GREEDY, max_tokens=12), REPREFILL)
+    under_test.engine.add(sequence)
+    under_test.run()
+    assert under_test.token_ids("a") == expected_growing(PROMPT, 12, sequence.choice)
+    assert metric(under_test, "iteration_tokens_sum") == 3 + 12 - 1 + 10 + 12
+    assert metric(under_test, "rerotations_total") == sequence.num_rerotations == 0
+
+
+def test_others_get_their_tokens_in_the_steps_before_and_after_a_growth() -> None:
+    under_test = GrowingEngine(max_batch_tokens=32)
+    for name, prompt, wish in (
+        ("native", PROMPT, None),
+        ("static", PROMPT, RopeWish(factor=4.0)),
+        ("growing", [*range(9)], None),
+    ):
+        under_test.engine.add(under_test.sequence(name, prompt, replace(GREEDY, max_tokens=7), wish))
+    for tokens in range(1, 8):
+        before = len(under_test.runner.rerotations)
+        under_test.engine.step()
+        assert [len(under_test.token_ids(name)) for name in ("native", "static", "growing")] == [tokens] * 3
+        assert len(under_test.runner.rerotations) - before == (1 if tokens in (3, 5) else 0)
+    assert not under_test.engine.step()
+
+
+def test_the_plans_of_a_step_are_counted_as_they_were_in_it() -> None:
+    under_test = GrowingEngine()
+    under_test.engine.add(under_test.sequence("native", PROMPT, replace(GREEDY, max_tokens=7)))
+    under_test.engine.add(under_test.sequence("grows", [*range(9)], replace(GREEDY, max_tokens=4)))
+    plans: list[float] = []
+    while under_test.engine.step():
+        plans.append(metric(under_test, "iteration_plans_sum") - sum(plans))
+    assert plans == [1, 1, 2, 2, 1, 1, 1]  # the last step of the one that grew is of two plans too
+
+
+def test_a_request_whose_keys_cannot_be_moved_ends_with_an_error_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    under_test = GrowingEngine()
+    original = under_test.runner.rerotate
+
+    def failing(rerotation: Rerotation) -> None:
+        if rerotation.sequence.request_id == "broken":
+            raise MemoryError("broken")
+        original(rerotation)
+
+    monkeypatch.setattr(under_test.runner, "rerotate", failing)
+    prompt = [*range(40, 49)]
+    sequences = {name: under_test.sequence(name, prompt, replace(GREEDY, max_tokens=9)) for name in ("broken", "other")}
+    for sequence in sequences.values():
+        under_test.engine.add(sequence)
+    native = under_test.sequence("native", PROMPT, replace(GREEDY, max_tokens=6))
+    under_test.engine.add(native)
+    under_test.run()
+    [end] = under_test.ends("broken")
+    assert under_test.events["broken"][-1] is end
+    assert (end.reason, end.error) == (FinishReason.ERROR, "MemoryError while re-rotating keys")
+    computed = NATIVE_LENGTH - len(prompt) + 1
+    assert under_test.token_ids("broken") == expected_growing(prompt, computed, sequences["broken"].choice)
+    for name, sequence in (("other", sequences["other"]), ("native", native)):
+        assert [end.reason for end in under_test.ends(name)] == [FinishReason.LENGTH]
+        expected = expected_growing(sequence.prompt, sequence.sampling.max_tokens, sequence.choice)
+        assert under_test.token_ids(name) == expected
+    assert under_test.pages.num_used == 0
+    assert metric(under_test, "step_failures_total") == 0
+    assert metric(under_test, "request_success_total", finished_reason="error") == 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    requests=st.lists(GROWING_REQUESTS, min_size=2, max_size=6),
+    num_pages=st.integers(10, 16),
+    failing=st.integers(0, 5),
+)
+def test_a_failure_of_any_move_ends_its_own_request_only(
+    requests: list[GrowingRequest], num_pages: int, failing: int
+) -> None:
+    under_test = GrowingEngine(num_pages, 4, 12)
+    original, failed = under_test.runner.rerotate, []
+    moves = count()
+
+    def rerotate(rerotation: Rerotation) -> None:
+        if next(moves) == failing:
+            failed.append(rerotation.sequence.request_id)
+            raise MemoryError("broken")
+        original(rerotation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(under_test.runner, "rerotate", rerotate)
+        patch.setattr("service.engine.engine.logger.disabled", True)
+        sequences = serve(under_test, requests)
+    for number, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+        [end] = under_test.ends(str(number))
+        assert (end.reason == FinishReason.ERROR) == (str(number) in failed)
+        received = under_test.token_ids(str(number))
+        if sequence.choice.prefix_reuse == "same-plan":
+            assert received == expected_growing(request.prompt, len(received), sequence.choice)
+
+
+def test_the_metrics_tell_where_prefixes_came_from() -> None:
+    under_test = GrowingEngine()
+    prompt = [*range(40, 49)]
+    for name, wish in (
+        ("first", None),
+        ("same", None),
+        ("taken over", RopeWish(factor=4.0, prefix_reuse="rerotate")),
+        ("own", RopeWish(factor=2.0)),
+    ):
+        under_test.engine.add(under_test.sequence(name, prompt, replace(GREEDY, max_tokens=1), wish))
+        under_test.run()
+    assert metric(under_test, "prefix_cache_queries_total") == 4 * 9
+    assert metric(under_test, "prefix_cache_hits_total", kind="same-plan") == 8
+    assert metric(under_test, "prefix_cache_hits_total", kind="rerotated") == 8
+    assert metric(under_test, "rerotations_total") == 1
+    assert metric(under_test, "rerotated_tokens_total") == 8

@@ -1,6 +1,6 @@
 """The scheduler alone: who is computed in which step, who waits, and who gives way when pages run out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from service.scaling.policy import Policy
 from service.scheduler.scheduler import Scheduler
 from tests.fakes import GEOMETRY, PAGE_SIZE
 
-CHOICE = Policy(GEOMETRY).choose(1, 1)
+CHOICE = Policy(replace(GEOMETRY, native_length=1024, original_length=1024)).choose(1, 1)
 
 
 @dataclass
@@ -22,12 +22,18 @@ class Load:
     num_pages: int = 64
     max_running: int = 8
     max_batch_tokens: int = 16
+    prefix_caching: bool = False
     arrivals: int = 0
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pages = PageAllocator(self.num_pages, PAGE_SIZE)
-        self.scheduler = Scheduler(self.pages, max_running=self.max_running, max_batch_tokens=self.max_batch_tokens)
+        self.scheduler = Scheduler(
+            self.pages,
+            max_running=self.max_running,
+            max_batch_tokens=self.max_batch_tokens,
+            prefix_caching=self.prefix_caching,
+        )
 
     def add(self, name: str, prompt: int, max_tokens: int = 1) -> Sequence:
         """Let a request arrive, later than all before it."""

@@ -1,0 +1,123 @@
+"""Which page of the cache holds which tokens, computed how. Knows page numbers and plan histories; does not know who
+holds a page, or what is in it."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from model_patches.plan import PositionPlan
+from service.core import Segment
+
+
+class Variant(NamedTuple):
+    """What shaped the values in a page, beside the tokens up to its end.
+
+    Attributes:
+        history: the plans under which those tokens were computed.
+        plan: the plan that the page's keys are rotated under, the last of the history or a later one.
+    """
+
+    history: tuple[Segment, ...]
+    plan: PositionPlan
+
+
+class CachedPage(NamedTuple):
+    """A page that was found, and the plan that its keys are rotated under."""
+
+    page: int
+    plan: PositionPlan
+
+
+def extend_digests(digests: list[bytes], tokens: Sequence[int], page_size: int) -> None:
+    """Bring a chain of digests up to date: one for each full page of tokens, over all tokens up to its end."""
+    for end in range((len(digests) + 1) * page_size, len(tokens) + 1, page_size):
+        page = array("q", tokens[end - page_size : end]).tobytes()
+        digests.append(hashlib.blake2b(page, key=digests[-1] if digests else b"", digest_size=16).digest())
+
+
+def history_until(history: Iterable[Segment], end: int) -> tuple[Segment, ...]:
+    """The part of a plan history that the tokens before `end` went through."""
+    return tuple(segment for segment in history if segment.start < end)
+
+
+class PrefixIndex:
+    """Finds full pages by their tokens and by how these were computed. Belongs to one model and one cache dtype.
+
+    A page is found under the plan history that it has, so never by a sequence that would have computed it otherwise,
+    unless that asks for any history. Indexed pages must not be written.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        """
+        Args:
+            page_size: tokens in one page.
+        """
+        self._page_size = page_size
+        self._pages: dict[bytes, dict[Variant, int]] = {}
+        self._keys: dict[int, tuple[bytes, Variant]] = {}
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._keys
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def add(self, page: int, digest: bytes, variant: Variant) -> None:
+        """Make a full page known; where an equal one is known already, this one stays unknown."""
+        assert page not in self._keys
+        variants = self._pages.setdefault(digest, {})
+        if variant not in variants:
+            variants[variant] = page
+            self._keys[page] = (digest, variant)
+
+    def forget(self, page: int) -> None:
+        """Make a page unknown: it is about to be written."""
+        digest, variant = self._keys.pop(page)
+        del self._pages[digest][variant]
+        if not self._pages[digest]:
+            del self._pages[digest]
+
+    def find(self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan) -> list[int]:
+        """The longest run of pages, from the first, that went through a history and are rotated under a plan."""
+        found: list[int] = []
+        for digest in digests:
+            end = (len(found) + 1) * self._page_size
+            page = self._pages.get(digest, {}).get(Variant(history_until(history, end), plan))
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def find_any(self, digests: Sequence[bytes], plan: PositionPlan) -> tuple[list[CachedPage], tuple[Segment, ...]]:
+        """The longest run of pages, from the first, of any one history, whatever they are rotated under.
+
+        Args:
+            digests: of the pages to look for.
+            plan: pages that are rotated under this one are preferred.
+
+        Returns:
+            The pages, and the history that their tokens went through.
+        """
+        levels: list[dict[tuple[Segment, ...], CachedPage]] = []  # the pages of each number that a run reaches
+        for digest in digests:
+            start = len(levels) * self._page_size
+            level: dict[tuple[Segment, ...], CachedPage] = {}
+            for (history, own), page in self._pages.get(digest, {}).items():
+                reached = not levels or history_until(history, start) in levels[-1]
+                if reached and (own == plan or history not in level):
+                    level[history] = CachedPage(page, own)
+            if not level:
+                break
+            levels.append(level)
+        if not levels:
+            return [], ()
+        runs = {history: self._run(levels, history) for history in levels[-1]}
+        history = max(runs, key=lambda history: sum(cached.plan == plan for cached in runs[history]))
+        return runs[history], history
+
+    def _run(
+        self, levels: Sequence[Mapping[tuple[Segment, ...], CachedPage]], history: tuple[Segment, ...]
+    ) -> list[CachedPage]:
+        ends = range(self._page_size, (len(levels) + 1) * self._page_size, self._page_size)
+        return [level[history_until(history, end)] for level, end in zip(levels, ends, strict=True)]
