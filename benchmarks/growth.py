@@ -35,11 +35,11 @@ from service.cache.pool import CacheShape, allocate_pool
 
 PAGE_SIZE = 16
 SCORED = 256
-REFRESHED = 1024
-STEPS = {  # (old factor, tokens cached): the new factors, and how many of the passages
-    (1.0, 8192): ((1.25, 2.0), 1.0),
-    (1.25, 10240): ((1.5,), 0.2),
-    (1.5, 12288): ((2.0,), 0.2),
+REFRESHED = (256, 1024)
+STEPS = {  # (old factor, tokens cached): the new factors, each with its share of the passages
+    (1.0, 8192): {1.25: 0.3, 2.0: 1.0},
+    (1.25, 10240): {1.5: 0.1},
+    (1.5, 12288): {2.0: 0.1},
 }
 
 
@@ -105,7 +105,7 @@ def measure(
     length: int,
     *,
     scored: int = SCORED,
-    refreshed: int = REFRESHED,
+    refreshed: Sequence[int] = REFRESHED,
 ) -> list[dict[str, float]]:
     """Steps from one plan to others on one passage, which is at least length + scored + 1 tokens long."""
     following = torch.tensor(tokens[length + 1 : length + scored + 1])
@@ -118,7 +118,7 @@ def measure(
         ways = {
             "fresh": fresh,
             "re-rotated": cache.run(whole, length, new, 1, scored),
-            "refreshed": cache.run(whole, length - refreshed, new, 1, scored),
+            **{f"last {count} again": cache.run(whole, length - count, new, 1, scored) for count in refreshed},
             "stale": cache.run(whole, length, new, 0, scored),
         }
         results.append({})
@@ -146,29 +146,31 @@ def main() -> None:
     cache = Cache(model, longest)
     done = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     for number, tokens in zip(range(arguments.passages), passages(loaded.tokenizer, longest), strict=False):
-        for (old, length), (news, share) in STEPS.items():
-            steps = [done.setdefault(f"{old:g} to {new:g} at {length}", []) for new in news]
-            if number >= share * arguments.passages or len(steps[0]) > number:
+        for (old, length), shares in STEPS.items():
+            steps = {new: done.setdefault(f"{old:g} to {new:g} at {length}", []) for new in shares}
+            news = [new for new, share in shares.items() if len(steps[new]) <= number < share * arguments.passages]
+            if not news:
                 continue
             before, *after = (plan(geometry, factor) for factor in (old, *news))
-            for results, result in zip(steps, measure(cache, tokens, before, after, length), strict=True):
-                results.append(result)
-                print(number, old, {name: round(value, 4) for name, value in result.items()}, flush=True)
+            for new, result in zip(news, measure(cache, tokens, before, after, length), strict=True):
+                steps[new].append(result)
+                print(number, old, new, {name: round(value, 4) for name, value in result.items()}, flush=True)
             arguments.out.write_text(json.dumps(done, indent=1) + "\n")
     print(table(done))
 
 
 def table(done: dict[str, list[dict[str, float]]]) -> str:
     """Means over passages, as Markdown."""
+    ways = ["re-rotated", *(f"last {count} again" for count in REFRESHED), "stale"]
     lines = [
-        "| step | passages | NLL fresh | re-rotated | KL re-rotated | KL, last 1,024 again | KL stale |",
-        "|---|---|---|---|---|---|---|",
+        f"| step | passages | NLL fresh | NLL re-rotated | {' | '.join(f'KL {way}' for way in ways)} |",
+        "|---|" + "---|" * (len(ways) + 3),
     ]
     for step, results in done.items():
-        names = ("fresh nll", "re-rotated nll", "re-rotated kl", "refreshed kl", "stale kl")
-        means = [statistics.mean(result[name] for result in results) for name in names]
-        figures = [f"{means[0]:.3f}", f"{means[1]:.3f}", f"{means[2]:.4f}", f"{means[3]:.4f}", f"{means[4]:.2f}"]
-        lines.append(f"| {step} | {len(results)} | {' | '.join(figures)} |")
+        nll = [statistics.mean(result[f"{way} nll"] for result in results) for way in ("fresh", "re-rotated")]
+        kl = [statistics.mean(result[f"{way} kl"] for result in results) for way in ways]
+        figures = [f"{len(results)}", *(f"{value:.3f}" for value in nll), *(f"{value:.4f}" for value in kl)]
+        lines.append(f"| {step} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 

@@ -57,9 +57,9 @@ class PagedBatch:
         """
         shape = (query_length, key_length, window, dtype)
         if shape not in self._masks:
-            distance = torch.arange(key_length - query_length, key_length, device=self.slots.device)[:, None]
-            distance = distance - torch.arange(key_length, device=self.slots.device)
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            keys = torch.arange(key_length, device=self.slots.device)
+            queries = keys[key_length - query_length :, None]
+            hidden = keys > queries if window is None else (keys > queries) | (keys <= queries - window)
             self._masks[shape] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
                 hidden, -torch.inf
             )

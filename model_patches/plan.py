@@ -5,6 +5,7 @@ Knows the numbers that rotate a sequence, and which can. Does not know which req
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,14 @@ class PositionPlan:
     max_length: int = field(compare=False)
     inv_freq: tuple[float, ...]
     attention_factor: float
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, for a plan is part of the key of every cached page."""
+        return hash((self.inv_freq, self.attention_factor))
 
 
 def make_plan(geometry: RopeGeometry, scheme: str, factor: float, max_length: int) -> PositionPlan:

@@ -7,16 +7,21 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from service.api import generating, health, models
-from service.api.auth import BearerKey
+from service.api.auth import PROBED_PATHS, BearerKey, Keys
 from service.api.body_limit import BodyLimit
 from service.api.errors import install_error_handlers
-from service.api.state import Server
+from service.api.state import Server, Traffic
 from service.build import InspectedModel, LoadedServer
 from service.engine.handle import Mailbox
+from service.errors import NotReadyError
+from service.logs import HEADER, RequestIds
 from service.metrics import Metrics
 from service.settings import Settings
+
+SECONDS_BETWEEN_HEALTH_CHECKS = 1.0
 
 
 def create_app(
@@ -34,12 +39,15 @@ def create_app(
         metrics: of the server.
         load: loads the weights and starts the engine; called once, off the event loop, while `/ready` answers 503.
         on_failure: called on the event loop when `load` raises.
+
+    Raises:
+        StartupError: the file of keys cannot be read.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        server = app.state.server = Server(settings, inspected, metrics, Mailbox(loop))
+        server = app.state.server = Server(settings, inspected, metrics, Mailbox(loop), Traffic(settings, metrics))
 
         def load_in_background() -> None:
             try:
@@ -51,7 +59,9 @@ def create_app(
 
         # A daemon, so that a server that is told to stop meanwhile does not wait for it.
         threading.Thread(target=load_in_background, name="load", daemon=True).start()
+        watching = asyncio.create_task(_watch(server))
         yield
+        watching.cancel()
         if server.loaded is not None:
             await asyncio.to_thread(server.loaded.engine.stop)
 
@@ -60,10 +70,30 @@ def create_app(
         summary="Inference for RoPE models; every request gets the positional scaling that its length needs.",
         lifespan=lifespan,
     )
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    if settings.api_key is not None:
-        app.add_middleware(BearerKey, key=settings.api_key.get_secret_value(), metrics=metrics)
+    keys = app.state.keys = Keys(settings)
+    # The last is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_silence=settings.client_timeout_seconds)
+    if keys:
+        open_paths = PROBED_PATHS if settings.metrics_need_key else PROBED_PATHS | {"/metrics"}
+        app.add_middleware(BearerKey, keys=keys, open_paths=open_paths, metrics=metrics)
+    if settings.cors_origins is not None:  # browsers ask first, without the key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
+        )
+    app.add_middleware(RequestIds)
     install_error_handlers(app, metrics)
     for router in (generating.router, models.router, health.router):
         app.include_router(router)
     return app
+
+
+async def _watch(server: Server) -> None:
+    """See to the server's health, so that trouble is logged even where nobody asks for it."""
+    while True:
+        with suppress(NotReadyError):
+            server.check_health()
+        await asyncio.sleep(SECONDS_BETWEEN_HEALTH_CHECKS)

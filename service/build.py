@@ -31,6 +31,7 @@ from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
+from service.engine.grammar import GrammarFactory
 from service.engine.runner import ModelRunner, warm_up
 from service.engine.thread import EngineThread
 from service.errors import StartupError
@@ -76,6 +77,7 @@ class LoadedServer:
         generation: what the model's files say about stopping and sampling.
         vocabulary: how many token ids the model knows.
         longest_token: see `longest_token_bytes`.
+        grammars: compiles what a text must match.
     """
 
     engine: EngineThread
@@ -83,6 +85,7 @@ class LoadedServer:
     generation: GenerationDefaults
     vocabulary: int
     longest_token: int | None
+    grammars: GrammarFactory
 
 
 def inspect(settings: Settings) -> InspectedModel:
@@ -162,7 +165,12 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     metrics.cache_requests.set(num_pages * shape.page_size / policy.max_length)
     _log_ready(inspected, shape, num_pages)
     return LoadedServer(
-        engine, loaded.tokenizer, loaded.generation, loaded.model.config.vocab_size, longest_token_bytes(tokenizer)
+        engine,
+        loaded.tokenizer,
+        loaded.generation,
+        loaded.model.config.vocab_size,
+        longest_token_bytes(tokenizer),
+        GrammarFactory(tokenizer, loaded.generation.end_token_ids),
     )
 
 

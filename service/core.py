@@ -4,13 +4,17 @@ Verbs live elsewhere. The stage that sets a field is named beside it. No torch h
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
+from typing import TYPE_CHECKING, NamedTuple
 
 from model_patches.plan import PositionPlan
 from service.scaling.policy import PlanChoice
+
+if TYPE_CHECKING:
+    from service.engine.grammar import Grammar
 
 
 class FinishReason(StrEnum):
@@ -36,6 +40,14 @@ class SamplingParams:
         min_tokens: no end token or stop string counts before so many tokens.
         stop: strings that end the text; they are not part of it.
         end_token_ids: tokens that end the text; empty under `ignore_eos`.
+        logit_bias: added to the logits of these tokens, which the vocabulary must have.
+        presence_penalty: taken off the logit of every token that was generated before; 0 is none.
+        frequency_penalty: the same, once for each time that it was generated; 0 is none.
+        repetition_penalty: a positive logit of a token in prompt or output is divided by it, a negative one multiplied;
+            above 0, 1 is none.
+        logprobs: how many of the likeliest tokens are reported with each token and its own log-probability; 0 reports
+            its own only, None nothing.
+        grammar: what the text must match; it ends when nothing can follow, even before `min_tokens`.
     """
 
     max_tokens: int
@@ -47,6 +59,12 @@ class SamplingParams:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     end_token_ids: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    grammar: "Grammar | None" = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +88,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One more token and the text that it completed: perhaps none, while a character or a stop string is under way."""
+    """One more token and the text that it completed: perhaps none, while a character or a stop string is under way.
+
+    Log-probabilities are natural, and of the model's own distribution: see `service.engine.logprobs`.
+
+    Attributes:
+        logprob: of this token; None where the request asked for none.
+        top_logprobs: (token id, log-probability) of the likeliest tokens, falling; this token may be among them.
+    """
 
     token_id: int
     text: str
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,8 +121,7 @@ class FinishEvent:
 Event = TokenEvent | FinishEvent
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of a plan history: the tokens from `start` to the next segment's were computed under `plan`."""
 
     start: int
@@ -131,8 +157,10 @@ class Sequence:
     history: list[Segment] = field(init=False)  # the plans it has run under, those of a reused prefix included
     stage: int = 0  # the segment of the history that it is in
     rung: int = 0  # of choice.rungs, that of the history's last segment
-    num_prefix_tokens: int = 0  # found in the cache when it first started
-    num_rerotated_prefix_tokens: int = 0  # of those, the ones that came from another plan
+    num_prefix_tokens: int | None = None  # found in the cache when it first started; None: not looked for
+    num_other_plan_prefix_tokens: int = 0  # of those, the ones that were computed or rotated under another plan
+    num_rerotations: int = 0  # times that growth moved its keys to another plan
+    num_private: int = 0  # first pages that are never offered to others: they came from another plan
     num_indexed: int = 0  # pages that other sequences can find
     page_digests: list[bytes] = field(default_factory=list)  # of the full pages' tokens, as far as needed so far
     deadline: int = 0  # on the scheduler's clock of computed tokens
@@ -154,16 +182,16 @@ class Sequence:
         return self.history[self.stage].plan
 
     @property
-    def num_rerotations(self) -> int:
-        """How many times growth has moved its keys to another plan."""
-        return self.rung if self.choice.growth == "rerotate" else 0
+    def last_plan(self) -> PositionPlan:
+        """The plan of the choice that it has grown to so far."""
+        return self.choice.rungs[self.rung]
 
     @property
     def num_computable(self) -> int:
         """How many tokens can be computed before the keys must move to the next plan."""
         if self.stage + 1 < len(self.history):
             return self.history[self.stage + 1].start
-        return self.choice.rungs[self.rung].max_length
+        return self.last_plan.max_length
 
     @property
     def num_tokens(self) -> int:

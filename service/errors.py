@@ -8,6 +8,8 @@
         ├── UnknownModelError     the request names a model that is not served here
         ├── KeyRequiredError      the request has no valid key
         ├── QueueFullError        the waiting queue is full; try again later
+        ├── KeyBusyError          the key has as many requests under way as it may
+        ├── DeadlineError         an admitted request took longer than it may
         ├── NotReadyError         the model is still loading, or the server is draining
         ├── GenerationError       an admitted request failed inside the engine
         └── CancelledError        an admitted request was ended before its time
@@ -31,9 +33,13 @@ class RequestError(RopewalkError):
         message: says the field, the value and the limit.
         param: dotted name of the offending field, None where no single field is to blame.
         code: a stable machine-readable code, as in OpenAI's error objects.
+
+    Attributes:
+        retry_after: seconds after which another try may succeed; None where nothing is known of that.
     """
 
     code = "invalid_value"
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -65,6 +71,18 @@ class QueueFullError(RequestError):
     """The waiting queue is full."""
 
     code = "queue_full"
+
+
+class KeyBusyError(RequestError):
+    """The key has as many requests under way as it may."""
+
+    code = "too_many_requests"
+
+
+class DeadlineError(RequestError):
+    """An admitted request took longer than it, or the server, allows."""
+
+    code = "deadline_exceeded"
 
 
 class NotReadyError(RequestError):

@@ -68,8 +68,9 @@ class Metrics:
         )
         self.finished = counter("request_success", "Requests ended, by reason.", "finished_reason")
         self.planned = counter("request_plan", "Requests admitted, by positional plan.", "scheme", "mode", "factor")
-        self.refused = counter("request_refused", "Requests refused, by error code.", "code")
+        self.refused = counter("request_refused", "Requests refused, or ended by a limit, by error code.", "code")
         self.step_failures = counter("step_failures", "Steps of the engine that raised an error.")
+        self.step_under_way = gauge("step_under_way_seconds", "How long the step under way has been running.")
         self.first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
         )
@@ -90,7 +91,7 @@ class Metrics:
         )
         self.iteration_tokens = histogram("iteration_tokens", "Tokens computed in one step.", TOKEN_BUCKETS)
         self.iteration_plans = histogram("iteration_plans", "Different plans in one step.", PLAN_BUCKETS)
-        for kind in ("same-plan", "rerotated"):
+        for kind in ("same-plan", "other-plan"):
             self.prefix_hits.labels(kind)
         for reason in FinishReason:
             self.finished.labels(reason.value)
@@ -116,10 +117,12 @@ class Metrics:
             self.inter_token.observe(now - sequence.last_token_time)
 
     def _observe_prefix(self, sequence: Sequence) -> None:
-        rerotated = sequence.num_rerotated_prefix_tokens
+        if sequence.num_prefix_tokens is None:
+            return
+        other = sequence.num_other_plan_prefix_tokens
         self.prefix_queries.inc(len(sequence.prompt))
-        self.prefix_hits.labels("same-plan").inc(sequence.num_prefix_tokens - rerotated)
-        self.prefix_hits.labels("rerotated").inc(rerotated)
+        self.prefix_hits.labels("same-plan").inc(sequence.num_prefix_tokens - other)
+        self.prefix_hits.labels("other-plan").inc(other)
 
     def observe_end(self, sequence: Sequence, event: FinishEvent) -> None:
         """Count a request that has ended. Times of stages that it never reached are not observed."""

@@ -9,10 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, PlainValidator, SecretStr, TypeAdapter, model_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BeforeValidator, ByteSize, Field, PlainValidator, SecretStr, TypeAdapter, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from service.config_files import read_named_values
+from service.logs import LogFormat
 from service.scaling.options import Ladder, NativeRope, Wishes
 from service.scaling.wish import Growth, PrefixReuse
 
@@ -49,6 +56,15 @@ def _memory(value: Any) -> int | float:
     return amount
 
 
+def _listed_origins(value: Any) -> Any:
+    """Origins out of "https://a.example, https://b.example" or a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
+"""Where a page comes from, as browsers write it: without a path, not even a closing slash."""
+
+
 class Settings(BaseSettings):
     """The settings of `ropewalk serve`."""
 
@@ -62,6 +78,13 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for any free one")
     api_key: SecretStr | None = Field(
         None, min_length=1, description="bearer key that every route but /health, /ready and /metrics asks for"
+    )
+    api_key_file: Path | None = Field(
+        None, description="file of more such keys, one a line, # begins a comment; read again on SIGHUP"
+    )
+    metrics_need_key: bool = Field(False, description="/metrics asks for a key too")
+    cors_origins: Annotated[tuple[Origin, ...] | None, NoDecode, BeforeValidator(_listed_origins)] = Field(
+        None, description="origins whose pages may call the API (https://a.example,https://b.example), * for any"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Dtype = Field(
@@ -118,10 +141,32 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")
     max_running: int = Field(64, ge=1, description="requests that run at a time, at most")
     max_queued: int = Field(256, ge=1, description="requests that wait to run, at most")
+    max_queued_tokens: int | None = Field(
+        None, ge=1, description="prompt tokens that wait to run, beyond which no request is queued; default: no limit"
+    )
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="requests that one key has under way, at most; default: no limit"
+    )
+    request_timeout_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="time that a request may take, queue included; default: no limit"
+    )
     max_body_bytes: ByteSize = Field(ByteSize(16 * 2**20), ge=1, description="size of a request body, at most")
     sse_keepalive_seconds: float = Field(15, gt=0, description="silence after which a stream sends a comment")
+    client_timeout_seconds: float = Field(
+        60,
+        ge=0.001,
+        le=2_000_000,
+        description="how long a client may neither send more of its body nor take any of its answer",
+    )
+    max_step_failures: int = Field(
+        3, ge=1, description="steps that fail one after the other until /health asks for a restart"
+    )
+    step_timeout_seconds: float = Field(
+        300, gt=0, description="how long one step may take until /health asks for a restart"
+    )
     shutdown_seconds: int = Field(30, ge=0, description="how long running requests may finish after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
+    log_format: LogFormat = Field("text", description="how lines are logged; json: one object a line")
 
     def rope_options(self) -> dict[str, Any]:
         """The options of the positional policy that are set here, under the names that a policy file has for them."""
@@ -134,6 +179,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_said_of_keys_needs_one(self) -> Self:
+        for name in ("max_requests_per_key", "metrics_need_key"):
+            if getattr(self, name) and self.api_key is None and self.api_key_file is None:
+                raise ValueError(f"{name} ({getattr(self, name)}) needs api_key or api_key_file")
         return self
 
 

@@ -31,6 +31,7 @@ from service.build import InspectedModel, LoadedServer
 from service.core import Sequence
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
+from service.engine.grammar import GrammarFactory
 from service.engine.thread import EngineThread
 from service.metrics import Metrics
 from service.scaling.policy import Policy
@@ -293,7 +294,8 @@ def fake_server(
         engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)
-        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, build.longest_token_bytes(backend))
+        grammars = GrammarFactory(backend, defaults.end_token_ids)
+        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, build.longest_token_bytes(backend), grammars)
 
     inspected = InspectedModel(MODEL, Policy(GEOMETRY), torch.device("cpu"), torch.float32)
     return FakeServer(checked, inspected, parts.metrics, load, wait_ready, gate=gate, parts=parts)

@@ -14,7 +14,6 @@ from model_patches.errors import DamagedModelError
 from model_patches.loading.checkpoint import read_json_object
 
 IGNORED: Mapping[str, float] = {
-    "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -35,6 +34,7 @@ class GenerationDefaults:
         top_k: 0 means no limit.
         top_p: in (0, 1].
         min_p: in [0, 1].
+        repetition_penalty: 1 means none.
     """
 
     end_token_ids: frozenset[int]
@@ -42,6 +42,7 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 def read_generation_defaults(
@@ -50,7 +51,8 @@ def read_generation_defaults(
     """Read generation_config.json, if there is one.
 
     End tokens come from the first of generation_config.json, config.json and the tokenizer that names any. Sampling
-    keys count wherever they are present, as in vLLM, unless the file says `do_sample: false`: that asks for greedy.
+    keys count wherever they are present, as in vLLM, unless the file says `do_sample: false`: that asks for greedy. The
+    repetition penalty counts either way.
 
     Raises:
         DamagedModelError: a value of the wrong type.
@@ -62,8 +64,9 @@ def read_generation_defaults(
     ends = ends or _token_ids(tokenizer_end_token_id, folder)
     if ignored := sorted(key for key, neutral in IGNORED.items() if asked.get(key) not in (None, neutral)):
         logger.warning("%s asks for %s, which this server does not have", path, ", ".join(ignored))
+    repetition_penalty = _number(asked, "repetition_penalty", path, 0.01, 100)
     if asked.get("do_sample") is False:
-        return GenerationDefaults(ends, temperature=0.0)
+        return GenerationDefaults(ends, temperature=0.0, repetition_penalty=repetition_penalty)
     top_k = _number(asked, "top_k", path, -1, math.inf)
     return GenerationDefaults(
         ends,
@@ -71,6 +74,7 @@ def read_generation_defaults(
         top_k=None if top_k is None else max(0, int(top_k)),  # some write -1 for no limit
         top_p=_number(asked, "top_p", path, 0, 1),
         min_p=_number(asked, "min_p", path, 0, 1),
+        repetition_penalty=repetition_penalty,
     )
 
 

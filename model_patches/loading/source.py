@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 from model_patches.errors import ModelNotFoundError
 from model_patches.loading.cache import build_once
 from model_patches.loading.convert import convert_gguf
-from model_patches.loading.embedded import default_model_folder
+from model_patches.loading.embedded import DEFAULT_MODEL_NAME, default_model_folder
 from model_patches.loading.version import CONVERTER_VERSION
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -43,7 +43,8 @@ def resolve_model(
     """The Hugging Face folder behind a name. May download from the hub, and may convert a GGUF file once.
 
     Args:
-        name: a folder, a .gguf file or a hub name; None for the embedded default, which is not downloaded here.
+        name: a folder, a .gguf file or a hub name; None or its own name for the embedded default, which is not
+            downloaded here.
         cache_dir: where converted models are kept.
         revision: branch, tag or commit of a hub name.
         trust_remote_code: also fetch the Python code that a hub model brings.
@@ -60,7 +61,7 @@ def resolve_model(
         raise ModelNotFoundError(
             f"only a model of the hub has revisions, such as {revision!r}; {name or 'the default model'} is not there"
         )
-    if name is None:
+    if name is None or _is_default(name):
         return _embedded_default(cache_dir)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -72,7 +73,12 @@ def resolve_model(
 
 def _is_on_hub(name: str) -> bool:
     path = Path(name).expanduser()
-    return not path.exists() and path.suffix.lower() != ".gguf" and _HUB_NAME.fullmatch(name) is not None
+    is_hub_name = path.suffix.lower() != ".gguf" and _HUB_NAME.fullmatch(name) is not None
+    return is_hub_name and not path.exists() and not _is_default(name)
+
+
+def _is_default(name: str) -> bool:
+    return name == DEFAULT_MODEL_NAME and not Path(name).exists()
 
 
 def _embedded_default(cache_dir: Path) -> Path:

@@ -1,15 +1,18 @@
 """From a request's body to an admitted request: tokens, plan, sampling, queue. Knows no HTTP."""
 
 import asyncio
+from dataclasses import replace
 from typing import TypeVar
-from uuid import uuid4
 
+from service.api.auth import caller
+from service.api.constraints import constraint_of
 from service.api.requests import ChatMessage, Prompt, RopeWishFields, SamplingFields
 from service.api.state import Server
 from service.build import LoadedServer
 from service.core import SamplingParams
 from service.engine.handle import RequestHandle
 from service.errors import ContextLengthError, RequestError
+from service.logs import request_id
 from service.scaling.policy import PlanChoice, RopeWish
 
 T = TypeVar("T")
@@ -22,6 +25,7 @@ async def admit(
     *,
     id_prefix: str,
     max_tokens: int | None,
+    logprobs: int | None,
     add_special_tokens: bool = True,
 ) -> RequestHandle:
     """Check a request, choose its plan and put it into the queue.
@@ -32,17 +36,36 @@ async def admit(
         fields: the request's body.
         id_prefix: what the request's id begins with.
         max_tokens: what the request asks for, under whichever name it has on its route.
+        logprobs: likeliest tokens that are told beside each token, None for no log-probabilities.
         add_special_tokens: whether text gets what the tokenizer puts around it; a rendered chat has it already.
 
     Raises:
         RequestError: the request is refused; it was not admitted.
     """
-    loaded = server.require_loaded()
-    loaded.engine.ensure_room()
+    loaded, since = server.require_loaded(), asyncio.get_running_loop().time()
+    timeout = _timeout(fields.timeout, server.settings.request_timeout_seconds)
+    server.traffic.ensure_room(loaded.engine, caller.get())
+    constraint = constraint_of(fields)
     token_ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
     choice = choose_plan(server, len(token_ids), max_tokens, fields.rope)
-    sampling = _sampling(fields, choice, loaded)
-    return RequestHandle(loaded.engine, server.mailbox, f"{id_prefix}-{uuid4().hex}", token_ids, choice, sampling)
+    sampling = _sampling(fields, choice, loaded, logprobs)
+    if constraint is not None:
+        grammar = await asyncio.to_thread(loaded.grammars.compile, constraint.spec, param=constraint.param)
+        sampling = replace(sampling, grammar=grammar)
+    server.traffic.ensure_room(loaded.engine, caller.get())  # again: others may have come meanwhile
+    name = f"{id_prefix}-{request_id.get()}"
+    handle = RequestHandle(loaded.engine, server.mailbox, name, token_ids, choice, sampling)
+    server.traffic.add(handle, caller.get())
+    if timeout is not None:
+        handle.end_within(timeout, since=since)
+    return handle
+
+
+def _timeout(asked: float | None, longest: float | None) -> float | None:
+    """How long a request may take: what it asks for, within what the server allows."""
+    if asked is not None and longest is not None and asked > longest:
+        raise RequestError(f"timeout: at most {longest:g} seconds are allowed, it is {asked:g}", param="timeout")
+    return longest if asked is None else asked
 
 
 async def tokenize(server: Server, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
@@ -113,12 +136,18 @@ def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish
     return server.inspected.policy.choose(prompt_tokens, max_tokens, wished)
 
 
-def _sampling(fields: SamplingFields, choice: PlanChoice, loaded: LoadedServer) -> SamplingParams:
+def _sampling(
+    fields: SamplingFields,
+    choice: PlanChoice,
+    loaded: LoadedServer,
+    logprobs: int | None,
+) -> SamplingParams:
     """The request's own values, then the model's, then none."""
     min_tokens = fields.min_tokens or 0
     if min_tokens > choice.max_tokens:
         message = f"min_tokens is {min_tokens}; at most {choice.max_tokens} tokens can be generated"
         raise RequestError(message, param="min_tokens")
+    check_token_ids(list(fields.logit_bias or {}), loaded, param="logit_bias")
     model = loaded.generation
     return SamplingParams(
         max_tokens=choice.max_tokens,
@@ -130,6 +159,11 @@ def _sampling(fields: SamplingFields, choice: PlanChoice, loaded: LoadedServer) 
         seed=fields.seed,
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
         end_token_ids=frozenset() if fields.ignore_eos else model.end_token_ids,
+        logit_bias=fields.logit_bias or {},
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_first(fields.repetition_penalty, model.repetition_penalty, 1.0),
+        logprobs=logprobs,
     )
 
 

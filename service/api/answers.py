@@ -8,12 +8,14 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from service import core
+from service.api.logprobs import LogprobShapes
 from service.api.responses import (
     ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatResponse,
     CompletionChoice,
     CompletionResponse,
@@ -41,16 +43,21 @@ class Ending:
     """How a request ended well.
 
     Attributes:
-        text: for a whole answer all the text; in a stream what the end itself brought.
+        tokens: for a whole answer all of them; in a stream none, they are out already.
         sequence: the request.
         event: its terminal event.
         header: the answer's header.
     """
 
-    text: str
+    tokens: list[core.TokenEvent]
     sequence: core.Sequence
     event: core.FinishEvent
     header: Header
+
+    @property
+    def text(self) -> str:
+        """What the tokens and the end itself brought."""
+        return "".join(token.text for token in self.tokens) + self.event.text
 
     @property
     def usage(self) -> Usage:
@@ -60,13 +67,13 @@ class Ending:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.num_prefix_tokens),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.num_prefix_tokens or 0),
         )
 
     @property
     def rope(self) -> RopeInfo:
         sequence, choice = self.sequence, self.sequence.choice
-        plan = sequence.history[-1].plan
+        plan = sequence.last_plan
         return RopeInfo(
             scheme=plan.scheme,
             mode=choice.mode,
@@ -75,7 +82,7 @@ class Ending:
             prefix_reuse=choice.prefix_reuse,
             reason=choice.reason,
             rerotations=sequence.num_rerotations,
-            rerotated_prefix_tokens=sequence.num_rerotated_prefix_tokens,
+            other_plan_prefix_tokens=sequence.num_other_plan_prefix_tokens,
             native_length=self.header.native_length,
             plan_max_length=plan.max_length,
         )
@@ -102,7 +109,7 @@ class AnswerFormat(Protocol):
         """Events before the first token."""
         ...
 
-    def token(self, header: Header, token_id: int, text: str) -> Iterable[BaseModel]:
+    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
         """Events of one more token."""
         ...
 
@@ -120,24 +127,26 @@ class GenerateFormat:
 
     closing: str | None = None
 
+    def __init__(self, logprobs: LogprobShapes) -> None:
+        self._logprobs = logprobs
+
     def begin(self, _: Header) -> Iterable[BaseModel]:
         return ()
 
-    def token(self, header: Header, token_id: int, text: str) -> Iterable[BaseModel]:
-        yield GenerateChunk(id=header.id, text=text, token_ids=[token_id])
+    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
+        logprobs = self._logprobs.generate([token])
+        yield GenerateChunk(id=header.id, text=token.text, token_ids=[token.token_id], logprobs=logprobs)
 
     def end(self, ending: Ending) -> Iterable[BaseModel]:
-        yield self._answer(ending, [])
+        yield self.whole(ending)
 
     def whole(self, ending: Ending) -> BaseModel:
-        return self._answer(ending, ending.sequence.output)
-
-    def _answer(self, ending: Ending, token_ids: list[int]) -> GenerateResponse:
         return GenerateResponse(
             id=ending.header.id,
             model=ending.header.model,
             text=ending.text,
-            token_ids=token_ids,
+            token_ids=[token.token_id for token in ending.tokens],
+            logprobs=self._logprobs.generate(ending.tokens),
             finish_reason=ending.event.reason,
             usage=ending.usage,
             rope=ending.rope,
@@ -150,15 +159,19 @@ class CompletionFormat:
 
     closing: str | None = "[DONE]"
 
-    def __init__(self, *, include_usage: bool) -> None:
+    def __init__(self, logprobs: LogprobShapes, *, include_usage: bool) -> None:
+        self._logprobs = logprobs
         self._include_usage = include_usage
+        self._length = 0  # of the text that is out
 
     def begin(self, _: Header) -> Iterable[BaseModel]:
         return ()
 
-    def token(self, header: Header, _: int, text: str) -> Iterable[BaseModel]:
-        if text:
-            yield self._answer(header, [CompletionChoice(text=text, finish_reason=None)])
+    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
+        logprobs = self._logprobs.completion([token], self._length)
+        self._length += len(token.text)
+        if token.text or logprobs:
+            yield self._answer(header, [CompletionChoice(text=token.text, logprobs=logprobs, finish_reason=None)])
 
     def end(self, ending: Ending) -> Iterable[BaseModel]:
         last = self._answer(ending.header, [CompletionChoice(text=ending.text, finish_reason=ending.event.reason)])
@@ -168,8 +181,9 @@ class CompletionFormat:
             yield self._answer(ending.header, []).model_copy(update={"usage": ending.usage, "rope": ending.rope})
 
     def whole(self, ending: Ending) -> BaseModel:
-        choices = [CompletionChoice(text=ending.text, finish_reason=ending.event.reason)]
-        return self._answer(ending.header, choices).model_copy(update={"usage": ending.usage, "rope": ending.rope})
+        logprobs = self._logprobs.completion(ending.tokens, 0)
+        choice = CompletionChoice(text=ending.text, logprobs=logprobs, finish_reason=ending.event.reason)
+        return self._answer(ending.header, [choice]).model_copy(update={"usage": ending.usage, "rope": ending.rope})
 
     def _answer(self, header: Header, choices: list[CompletionChoice]) -> CompletionResponse:
         return CompletionResponse(id=header.id, created=header.created, model=header.model, choices=choices)
@@ -180,20 +194,22 @@ class ChatFormat:
 
     closing: str | None = "[DONE]"
 
-    def __init__(self, *, include_usage: bool) -> None:
+    def __init__(self, logprobs: LogprobShapes, *, include_usage: bool) -> None:
+        self._logprobs = logprobs
         self._include_usage = include_usage
 
     def begin(self, header: Header) -> Iterable[BaseModel]:
         yield self._chunk(header, ChatDelta(role="assistant", content=""))
 
-    def token(self, header: Header, _: int, text: str) -> Iterable[BaseModel]:
-        if text:
-            yield self._chunk(header, ChatDelta(content=text))
+    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
+        logprobs = self._logprobs.chat([token])
+        if token.text or logprobs:
+            yield self._chunk(header, ChatDelta(content=token.text), logprobs=logprobs)
 
     def end(self, ending: Ending) -> Iterable[BaseModel]:
         if ending.text:
             yield self._chunk(ending.header, ChatDelta(content=ending.text))
-        last = self._chunk(ending.header, ChatDelta(), ending.event.reason)
+        last = self._chunk(ending.header, ChatDelta(), finish_reason=ending.event.reason)
         last.rope = ending.rope
         yield last
         if self._include_usage:
@@ -201,15 +217,27 @@ class ChatFormat:
 
     def whole(self, ending: Ending) -> BaseModel:
         header = ending.header
+        choice = ChatChoice(
+            message=ChatAnswer(content=ending.text),
+            logprobs=self._logprobs.chat(ending.tokens),
+            finish_reason=ending.event.reason,
+        )
         return ChatResponse(
             id=header.id,
             created=header.created,
             model=header.model,
-            choices=[ChatChoice(message=ChatAnswer(content=ending.text), finish_reason=ending.event.reason)],
+            choices=[choice],
             usage=ending.usage,
             rope=ending.rope,
         )
 
-    def _chunk(self, header: Header, delta: ChatDelta, finish_reason: str | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(delta=delta, finish_reason=finish_reason)
+    def _chunk(
+        self,
+        header: Header,
+        delta: ChatDelta,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return ChatChunk(id=header.id, created=header.created, model=header.model, choices=[choice])

@@ -14,13 +14,16 @@ from service.api.requests import FIELD_NAMES
 from service.api.responses import ErrorBody, ErrorResponse
 from service.errors import (
     CancelledError,
+    DeadlineError,
     GenerationError,
+    KeyBusyError,
     KeyRequiredError,
     NotReadyError,
     QueueFullError,
     RequestError,
     UnknownModelError,
 )
+from service.logs import HEADER, request_id
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -28,7 +31,9 @@ logger = logging.getLogger(__name__)
 STATUS: dict[type[RequestError], int] = {
     KeyRequiredError: 401,
     UnknownModelError: 404,
+    DeadlineError: 408,
     QueueFullError: 429,
+    KeyBusyError: 429,
     CancelledError: 503,
     NotReadyError: 503,
     GenerationError: 500,
@@ -37,8 +42,11 @@ STATUS: dict[type[RequestError], int] = {
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request cannot be served as it stands"},
+    401: {"model": ErrorResponse, "description": "A key is needed and was not given"},
     404: {"model": ErrorResponse, "description": "Another model was asked for"},
-    429: {"model": ErrorResponse, "description": "Too many requests are waiting; see Retry-After"},
+    408: {"model": ErrorResponse, "description": "The request took longer than it may, or its body did not come"},
+    413: {"model": ErrorResponse, "description": "The body is too large"},
+    429: {"model": ErrorResponse, "description": "Too many requests are waiting or under way; see Retry-After"},
     500: {"model": ErrorResponse, "description": "Generation failed"},
     503: {"model": ErrorResponse, "description": "The model is still loading, or the server is shutting down"},
 }
@@ -55,12 +63,13 @@ def error_body(error: RequestError) -> ErrorResponse:
 
 def error_response(error: RequestError) -> JSONResponse:
     """The answer to an error."""
-    return _response(_status(error), error_body(error))
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return _response(_status(error), error_body(error), headers)
 
 
 def refuse(error: RequestError, metrics: Metrics) -> JSONResponse:
     """The answer to an error, counted and logged as a refusal unless the request had been admitted."""
-    if not isinstance(error, GenerationError | CancelledError):
+    if not isinstance(error, GenerationError | CancelledError | DeadlineError):
         _note_refusal(error_body(error), metrics)
     return error_response(error)
 
@@ -83,23 +92,27 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        codes = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+        codes = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed"}
+        codes |= {408: "body_timeout", 413: "body_too_large"}
         code = codes.get(error.status_code)
         return respond(error.status_code, _body(error.status_code, str(error.detail), None, code), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
-        return respond(500, _body(500, f"internal error ({type(error).__name__})", None, "internal_error"))
+        body = _body(500, f"internal error ({type(error).__name__})", None, "internal_error")
+        return respond(500, body, {HEADER: request_id.get() or ""})  # answered outside of every middleware
 
 
 def _note_refusal(body: ErrorResponse, metrics: Metrics) -> None:
-    metrics.refused.labels(body.error.code or "other").inc()
-    logger.info("refused, %s: %s", body.error.code, body.error.message)
+    """Count a refusal and log it, without its message, which may quote the prompt."""
+    code, param = body.error.code or "other", body.error.param
+    metrics.refused.labels(code).inc()
+    logger.info("refused: %s%s", code, "" if param is None else f", {param[:SHOWN_VALUE_LENGTH]!r}")
 
 
 def _response(status: int, body: ErrorResponse, headers: Mapping[str, str] | None = None) -> JSONResponse:
     own = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}, 401: {"WWW-Authenticate": "Bearer"}}
-    return JSONResponse(body.model_dump(), status, {**(headers or {}), **own.get(status, {})})
+    return JSONResponse(body.model_dump(), status, {**own.get(status, {}), **(headers or {})})
 
 
 def _status(error: RequestError) -> int:

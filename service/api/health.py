@@ -12,21 +12,23 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/health", response_model=dict[str, str], responses={503: ERRORS[503]})
 async def health(server: ServerDep) -> dict[str, str] | Response:
-    """200 while the process can serve or is still loading; 503 once its engine has died: restart it."""
-    if server.loaded is not None and not server.loaded.engine.is_alive:
-        return error_response(NotReadyError("the engine has stopped"))
+    """200 while the process loads, serves or shuts down; 503 once its engine has died, fails or hangs: restart it."""
+    try:
+        server.check_health()
+    except NotReadyError as error:
+        return error_response(error)
     return {"status": "alive"}
 
 
 @router.get("/ready", response_model=dict[str, str], responses={503: ERRORS[503]})
 async def ready(server: ServerDep) -> dict[str, str] | Response:
-    """200 once the model is loaded and warm; 503 before, and once the engine has died: send no requests."""
+    """200 while requests are served; 503 before the model is warm, while the server shuts down, and where /health is
+    503: send no requests."""
     try:
-        alive = server.require_loaded().engine.is_alive
+        server.require_loaded()
+        server.check_health()
     except NotReadyError as error:
         return error_response(error)  # asking for it is no request that was refused
-    if not alive:
-        return error_response(NotReadyError("the engine has stopped"))
     return {"status": "ready", "model": server.inspected.name}
 
 

@@ -3,7 +3,7 @@
 Unknown fields are refused. `user` is the one field that is accepted and does nothing.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -11,6 +11,9 @@ from service.scaling.wish import Growth, Mode, PrefixReuse
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
+MAX_BIASES = 1024
+MAX_CHOICES = 1024
+MAX_LOGPROBS = 20
 MAX_COUNT = 2**63 - 1  # any larger number is no count of tokens; Python writes only so many digits in a message
 
 Probability = Annotated[float, Field(allow_inf_nan=False)]
@@ -29,7 +32,10 @@ def _encodable(text: str) -> str:
 Encodable = AfterValidator(_encodable)
 Text = Annotated[str, Encodable]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Neutral = Annotated[float, Field(ge=0, le=0)] | None
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=False)]  # JSON writes keys as strings
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompt = Annotated[str, Field(min_length=1), Encodable] | TokenIds
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), Encodable]
 
@@ -50,6 +56,33 @@ class RopeWishFields(RequestModel):
     prefix_reuse: PrefixReuse | None = Field(None, description="whose cached prefixes the request may use")
 
 
+class JsonSchema(RequestModel):
+    """A JSON schema with a name."""
+
+    name: Text = Field(description="not used")
+    description: Text | None = Field(None, description="not used")
+    schema_: dict[str, Any] = Field(alias="schema", description="properties come in its order")
+    strict: bool | None = Field(None, description="the schema holds either way")
+
+
+class ResponseFormat(RequestModel):
+    """What the text is to be, as OpenAI's clients say it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = Field(None, description="goes with type json_schema")
+
+
+class StructuredOutputs(RequestModel):
+    """What the text must match, as vLLM's clients say it: one of these."""
+
+    json_: dict[str, Any] | None = Field(None, alias="json", description="a JSON schema")
+    regex: Text | None = Field(None, description="a regular expression in Rust's syntax, for all of the text")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
+        None, description="strings, of which the text is one"
+    )
+    grammar: Text | None = Field(None, description="a grammar in Lark's notation, or in EBNF as llama.cpp has it")
+
+
 class SamplingFields(RequestModel):
     """What all three generating routes take."""
 
@@ -66,9 +99,20 @@ class SamplingFields(RequestModel):
     )
     ignore_eos: bool | None = Field(None, description="generate on past the model's end tokens")
     n: Literal[1] | None = Field(None, description="only 1 is supported")
-    presence_penalty: Neutral = Field(None, description="only 0 is supported")
-    frequency_penalty: Neutral = Field(None, description="only 0 is supported")
+    presence_penalty: Penalty | None = Field(None, description="off the logit of every token generated before")
+    frequency_penalty: Penalty | None = Field(None, description="the same, each time that it was generated")
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="divides logits of tokens seen before; default: the model's, else 1"
+    )
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)] | None = Field(
+        None, description="token id to what is added to its logit"
+    )
+    response_format: ResponseFormat | None = Field(None, description="text, any JSON object, or what a schema accepts")
+    structured_outputs: StructuredOutputs | None = Field(None, description="what the text must match")
     stream: bool | None = Field(None, description="send the answer as server-sent events")
+    timeout: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds that the request may take, queue included"
+    )
     rope: RopeWishFields | None = Field(None, description="the positional plan that the request asks for")
     user: Text | None = Field(None, description="accepted and not used")
 
@@ -83,12 +127,14 @@ class GenerateRequest(SamplingFields):
     """Body of POST /generate."""
 
     prompt: Prompt = Field(description="text, or token ids")
+    logprobs: Logprobs | None = Field(None, description="how many of the likeliest tokens are told beside each token")
 
 
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
     prompt: Prompt = Field(description="text, or token ids")
+    logprobs: Logprobs | None = Field(None, description="how many of the likeliest tokens are told beside each token")
     stream_options: StreamOptions | None = None
 
 
@@ -116,7 +162,8 @@ class ChatRequest(SamplingFields):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Count | None = Field(None, ge=1, description="the newer name of max_tokens")
-    logprobs: Literal[False] | None = Field(None, description="only false is supported")
+    logprobs: bool | None = Field(None, description="tell each token's log-probability")
+    top_logprobs: Logprobs | None = Field(None, description="beside it so many likeliest tokens; goes with logprobs")
     stream_options: StreamOptions | None = None
 
 
@@ -143,10 +190,12 @@ class DetokenizeRequest(RequestModel):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
+PARTS = (RopeWishFields, StreamOptions, ChatMessage, TextPart, ResponseFormat, JsonSchema, StructuredOutputs)
+
 FIELD_NAMES = frozenset(
-    name
+    field.alias or name
     for model in (GenerateRequest, CompletionRequest, ChatRequest, PlanRequest, TokenizeRequest, DetokenizeRequest)
-    for part in (model, RopeWishFields, StreamOptions, ChatMessage, TextPart)
-    for name in part.model_fields
+    for part in (model, *PARTS)
+    for name, field in part.model_fields.items()
 )
 """Every field that a request can have."""

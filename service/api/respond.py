@@ -17,7 +17,7 @@ from service.api.errors import error_body
 from service.api.state import Server
 from service.core import FinishEvent, FinishReason, TokenEvent
 from service.engine.handle import RequestHandle
-from service.errors import CancelledError, GenerationError
+from service.errors import CancelledError, DeadlineError, GenerationError
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold tokens back
 KEEPALIVE = format_sse_event(comment="keep-alive")
@@ -36,7 +36,8 @@ async def respond(
         stream: as server-sent events rather than in one piece.
 
     Raises:
-        GenerationError, CancelledError: the request ended badly; in a stream it is the last event instead.
+        GenerationError, CancelledError, DeadlineError: the request ended badly; in a stream that is the last event
+            instead.
     """
     header = Header(handle.sequence.request_id, server.inspected.name, server.inspected.policy.native_length)
     if not stream:
@@ -62,12 +63,12 @@ class EventStreamResponse(StreamingResponse):
 async def _collect(request: Request, handle: RequestHandle, header: Header) -> Ending:
     watcher = asyncio.create_task(_cancel_on_disconnect(request, handle))
     try:
-        texts = []
+        tokens: list[TokenEvent] = []
         async for event in handle.events():
-            texts.append(event.text)
             if isinstance(event, FinishEvent):
-                _check_ended_well(event)
-                return Ending("".join(texts), handle.sequence, event, header)
+                _check_ended_well(event, handle)
+                return Ending(tokens, handle.sequence, event, header)
+            tokens.append(event)
         raise AssertionError("a request ends in a FinishEvent")
     finally:
         watcher.cancel()
@@ -110,16 +111,18 @@ def _parts(
         case None:
             return [None]
         case TokenEvent():
-            return list(answer.token(header, event.token_id, event.text))
+            return list(answer.token(header, event))
         case FinishEvent():
             try:
-                _check_ended_well(event)
-            except (GenerationError, CancelledError) as error:
+                _check_ended_well(event, handle)
+            except (GenerationError, CancelledError, DeadlineError) as error:
                 return [error_body(error)]
-            return list(answer.end(Ending(event.text, handle.sequence, event, header)))
+            return list(answer.end(Ending([], handle.sequence, event, header)))
 
 
-def _check_ended_well(event: FinishEvent) -> None:
+def _check_ended_well(event: FinishEvent, handle: RequestHandle) -> None:
+    if handle.timeout is not None:
+        raise DeadlineError(f"the request took longer than its timeout of {handle.timeout:g} seconds")
     if event.reason == FinishReason.ERROR:
         raise GenerationError(f"generation failed: {event.error or 'the engine has stopped'}")
     if event.reason == FinishReason.CANCELLED:

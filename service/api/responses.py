@@ -19,7 +19,9 @@ class RopeInfo(BaseModel):
     prefix_reuse: str = Field(description="whose cached prefixes it could use")
     reason: str
     rerotations: int = Field(description="how often the cached keys were moved to another plan")
-    rerotated_prefix_tokens: int = Field(description="tokens that were found in the cache under another plan")
+    other_plan_prefix_tokens: int = Field(
+        description="of the cached tokens, those computed or rotated under another plan"
+    )
     native_length: int = Field(description="tokens the model was trained to use")
     plan_max_length: int = Field(description="tokens that this plan covers")
 
@@ -49,6 +51,20 @@ class TimingInfo(BaseModel):
     total_seconds: float
 
 
+class TopToken(BaseModel):
+    """One of the likeliest tokens."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+class TokenLogprob(TopToken):
+    """A token with its log-probability, and the likeliest tokens in its place."""
+
+    top: list[TopToken]
+
+
 class GenerateResponse(BaseModel):
     """Answer of POST /generate; in a stream, the last event, with the rest of the text and of the tokens."""
 
@@ -56,6 +72,7 @@ class GenerateResponse(BaseModel):
     model: str
     text: str
     token_ids: list[int]
+    logprobs: Omitted[list[TokenLogprob]] = None
     finish_reason: str
     usage: Usage
     rope: RopeInfo
@@ -68,7 +85,17 @@ class GenerateChunk(BaseModel):
     id: str
     text: str
     token_ids: list[int]
+    logprobs: Omitted[list[TokenLogprob]] = None
     finish_reason: None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Log-probabilities of a text's tokens; each list has one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] = Field(description="the likeliest tokens, and the token itself")
+    text_offset: list[int] = Field(description="characters of the text that were complete before the token")
 
 
 class CompletionChoice(BaseModel):
@@ -76,7 +103,7 @@ class CompletionChoice(BaseModel):
 
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
 
 
@@ -92,6 +119,26 @@ class CompletionResponse(BaseModel):
     rope: Omitted[RopeInfo] = None
 
 
+class TopLogprob(BaseModel):
+    """One of the likeliest tokens of a chat."""
+
+    token: str
+    logprob: float
+    bytes: list[int] = Field(description="those of the token, which can be a part of a character")
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A token of a chat with its log-probability, and the likeliest tokens in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a message's tokens."""
+
+    content: list[ChatTokenLogprob]
+
+
 class ChatAnswer(BaseModel):
     """The message that the model wrote."""
 
@@ -104,7 +151,7 @@ class ChatChoice(BaseModel):
 
     index: int = 0
     message: ChatAnswer
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str
 
 
@@ -132,7 +179,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int = 0
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 

@@ -2,6 +2,7 @@
 holds a page, or what is in it."""
 
 import hashlib
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -81,9 +82,13 @@ class PrefixIndex:
     def find(self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan) -> list[int]:
         """The longest run of pages, from the first, that went through a history and are rotated under a plan."""
         found: list[int] = []
+        variant, same_until = Variant((), plan), 0
         for digest in digests:
             end = (len(found) + 1) * self._page_size
-            page = self._pages.get(digest, {}).get(Variant(history_until(history, end), plan))
+            if end > same_until:
+                variant = Variant(history_until(history, end), plan)
+                same_until = next((segment.start for segment in history if segment.start >= end), sys.maxsize)
+            page = self._pages.get(digest, {}).get(variant)
             if page is None:
                 break
             found.append(page)

@@ -9,6 +9,7 @@ from service.cache.pool import CacheShape
 from service.errors import StartupError
 
 CPU_SHARE = 0.25  # of the memory that is free; the process, other programs and the file cache need the rest
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 CUDA_SHARE = 0.85  # of the device memory that is free once the model is loaded
 
 
@@ -54,11 +55,25 @@ def _free_memory(device: torch.device) -> float:
     """In bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(psutil.virtual_memory().available, _container_memory())
+    return min(psutil.virtual_memory().available, _free_container_memory())
 
 
-def _container_memory() -> float:
-    """The memory limit of the control group, in bytes: what Kubernetes and Docker set. Infinite without one."""
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return float("inf") if text == "max" else float(text)
+def _free_container_memory() -> float:
+    """What the control group's limit, as Kubernetes and Docker set it, leaves, in bytes; infinite without a limit.
+
+    In use is its working set: files that the kernel keeps in memory and would give up do not count.
+    """
+    limit = _read(CONTROL_GROUP / "memory.max")
+    if limit in ("", "max"):
+        return float("inf")
+    given_up = [
+        line.split()[1]
+        for line in _read(CONTROL_GROUP / "memory.stat").splitlines()
+        if line.startswith("inactive_file ")
+    ]
+    in_use = int(_read(CONTROL_GROUP / "memory.current") or 0) - sum(map(int, given_up))
+    return max(0, int(limit) - in_use)
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.is_file() else ""

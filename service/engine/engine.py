@@ -3,18 +3,40 @@
 Knows sequences, the scheduler and a runner. Does not know HTTP, asyncio or the model's insides.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from service.core import FinishEvent, FinishReason, Sequence, Timing, TokenEvent
-from service.engine import sampler
+from service.engine import grammar, logprobs, penalties, sampler
 from service.engine.detokenize import StopStrings, TextStream
+from service.engine.grammar import Matcher
+from service.engine.logprobs import TokenLogprobs
+from service.engine.penalties import Adjustments
 from service.engine.runner import Runner
 from service.metrics import Metrics
 from service.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What goes on from token to token in one live sequence, whether or not its pages are taken from it meanwhile.
+
+    Attributes:
+        text: its detokeniser.
+        stops: finds its stop strings.
+        adjustments: its bias and penalties, if any.
+        matcher: where it is in its grammar, if it has one.
+    """
+
+    text: TextStream
+    stops: StopStrings
+    adjustments: Adjustments | None
+    matcher: Matcher | None
 
 
 class Engine:
@@ -41,7 +63,8 @@ class Engine:
         self._new_text_stream = new_text_stream
         self._metrics = metrics
         self._page_bytes = page_bytes
-        self._live: dict[Sequence, tuple[TextStream, StopStrings]] = {}
+        self._live: dict[Sequence, Progress] = {}
+        self.num_failures_in_a_row = 0
         pages = scheduler.pages
         metrics.cache_bytes.set(pages.num_pages * page_bytes)
         metrics.cache_tokens.set(pages.num_pages * pages.page_size)
@@ -49,7 +72,13 @@ class Engine:
     def add(self, sequence: Sequence) -> None:
         """Admit a sequence. It must fit the cache whole."""
         self.scheduler.add(sequence)
-        self._live[sequence] = (self._new_text_stream(), StopStrings(sequence.sampling.stop))
+        sampling = sequence.sampling
+        self._live[sequence] = Progress(
+            text=self._new_text_stream(),
+            stops=StopStrings(sampling.stop),
+            adjustments=penalties.adjustments_for(sequence),
+            matcher=None if sampling.grammar is None else sampling.grammar.new_matcher(),
+        )
         self._metrics.observe_admission(sequence)
         self._observe_load()
 
@@ -88,11 +117,13 @@ class Engine:
         except Exception as error:
             logger.exception("a step of %d requests failed", len(step))
             self._metrics.step_failures.inc()
+            self.num_failures_in_a_row += 1
             for sequence in step:
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while computing a step")
         else:
-            for sequence, token in chosen:
-                self._advance_or_fail(sequence, token)
+            self.num_failures_in_a_row = 0
+            for sequence, token, reported in chosen:
+                self._advance_or_fail(sequence, token, reported)
             self._metrics.iteration_tokens.observe(sum(step.values()))
             self._metrics.iteration_plans.observe(len(plans))
         self._observe_load()
@@ -113,39 +144,46 @@ class Engine:
             else:
                 self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
 
-    def _choose_tokens(self, step: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
+    def _choose_tokens(self, step: dict[Sequence, int]) -> list[tuple[Sequence, int, TokenLogprobs]]:
         logits = self._runner.forward(step)
         ready = self.scheduler.complete(step)
+        progress = [self._live[sequence] for sequence in ready]
+        distributions = logprobs.distributions(logits, ready)
+        penalties.apply(logits, {row: live.adjustments for row, live in enumerate(progress) if live.adjustments})
+        grammar.rule_out(logits, {row: (ready[row], live.matcher) for row, live in enumerate(progress) if live.matcher})
         sampler.forbid_early_ends(logits, ready)
-        tensors = sampler.prepare(ready, logits.shape[-1], logits.device)
-        return list(zip(ready, sampler.sample(logits, tensors), strict=True))
+        tokens = sampler.sample(logits, sampler.prepare(ready, logits.shape[-1], logits.device))
+        reports = distributions.report(tokens) if distributions else [TokenLogprobs()] * len(tokens)
+        return list(zip(ready, tokens, reports, strict=True))
 
-    def _advance_or_fail(self, sequence: Sequence, token: int) -> None:
+    def _advance_or_fail(self, sequence: Sequence, token: int, reported: TokenLogprobs) -> None:
         try:
-            self._advance(sequence, token)
+            self._advance(sequence, token, reported)
         except Exception as error:
             logger.exception("request %s failed on token %d", sequence.request_id, token)
             if sequence in self._live:
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while decoding a token")
 
-    def _advance(self, sequence: Sequence, token: int) -> None:
+    def _advance(self, sequence: Sequence, token: int, reported: TokenLogprobs) -> None:
         """Append a token to its sequence and report it; end the sequence if that was the last."""
         now = time.monotonic()
         self._metrics.observe_token(sequence, now)
         sequence.first_token_time = sequence.first_token_time or now
         sequence.last_token_time = now
         sequence.output.append(token)
-        sampling = sequence.sampling
+        sampling, live = sequence.sampling, self._live[sequence]
+        complete = live.matcher is not None and live.matcher.consume(token)
         if token in sampling.end_token_ids:
-            sequence.deliver(TokenEvent(token, ""))
+            sequence.deliver(TokenEvent(token, "", reported.logprob, reported.top))
             self._finish(sequence, FinishReason.STOP)
             return
-        stream, stops = self._live[sequence]
-        text, stopped = stream.push(token), False
+        if live.adjustments is not None:
+            live.adjustments.count(token)
+        text, stopped = live.text.push(token), False
         if len(sequence.output) >= sampling.min_tokens:
-            text, stopped = stops.push(text)
-        sequence.deliver(TokenEvent(token, text))
-        if stopped:
+            text, stopped = live.stops.push(text)
+        sequence.deliver(TokenEvent(token, text, reported.logprob, reported.top))
+        if stopped or complete:
             self._finish(sequence, FinishReason.STOP)
         elif len(sequence.output) == sampling.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
@@ -164,9 +202,9 @@ class Engine:
 
     def _rest_of_text(self, sequence: Sequence) -> str:
         """Text that was held back until the end was known."""
-        stream, stops = self._live[sequence]
-        text, stopped = stops.push(stream.flush())
-        return text if stopped else text + stops.flush()
+        live = self._live[sequence]
+        text, stopped = live.stops.push(live.text.flush())
+        return text if stopped else text + live.stops.flush()
 
     def _observe_load(self) -> None:
         pages, metrics = self.scheduler.pages, self._metrics
@@ -178,11 +216,24 @@ class Engine:
 
 def _log_end(sequence: Sequence, event: FinishEvent) -> None:
     """One line for each request: what it was, never what it said."""
-    plan = sequence.history[-1].plan
+    plan, timing = sequence.last_plan, event.timing
+    fields = {
+        "request_id": sequence.request_id,
+        "prompt_tokens": len(sequence.prompt),
+        "completion_tokens": len(sequence.output),
+        "cached_tokens": sequence.num_prefix_tokens or 0,
+        "scheme": plan.scheme,
+        "factor": plan.factor,
+        "mode": sequence.choice.mode,
+        "rerotations": sequence.num_rerotations,
+        "finish_reason": event.reason.value,
+        **{f"{stage.name}_seconds": getattr(timing, stage.name) for stage in dataclasses.fields(timing)},
+    }
     logger.info(
         "%s: %d + %d tokens under %s %g (%s), %s after %.3f s, first token after %.3f s",
         *(sequence.request_id, len(sequence.prompt), len(sequence.output)),
-        *(plan.scheme, plan.factor, sequence.choice.mode, event.reason, event.timing.total, event.timing.first_token),
+        *(plan.scheme, plan.factor, sequence.choice.mode, event.reason, timing.total, timing.first_token),
+        extra={"fields": fields},
     )
 
 

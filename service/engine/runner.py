@@ -59,6 +59,8 @@ class ModelRunner:
             model.rotary_offset,
             model.local_layers,
         )
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)  # so that its time and its errors are its own
 
 
 def warm_up(runner: Runner, pages: PageAllocator, policy: Policy) -> None:

@@ -1,5 +1,6 @@
 """From logits to tokens. `prepare` turns sequences into tensors, `sample` turns tensors into token ids.
 
+Bias and penalties (`service.engine.penalties`) and grammars (`service.engine.grammar`) have changed the logits before.
 Filters come in transformers' order: temperature, top_k, top_p, min_p. Each request draws from a random stream of its
 own, one number a token, so that its choices do not depend on what else is in the batch.
 """
@@ -62,10 +63,12 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
 
 @torch.inference_mode()
 def forbid_early_ends(logits: torch.Tensor, sequences: Sequence[core.Sequence]) -> None:
-    """Rule out, in place, the end tokens of each sequence that has fewer than min_tokens tokens."""
+    """Rule out, in place, the end tokens of each sequence that has fewer than min_tokens tokens; where there is a
+    grammar, it decides."""
     for row, sequence in enumerate(sequences):
-        if len(sequence.output) < sequence.sampling.min_tokens and sequence.sampling.end_token_ids:
-            logits[row, list(sequence.sampling.end_token_ids)] = -torch.inf
+        sampling = sequence.sampling
+        if len(sequence.output) < sampling.min_tokens and sampling.end_token_ids and sampling.grammar is None:
+            logits[row, list(sampling.end_token_ids)] = -torch.inf
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -17,14 +18,25 @@ logger = logging.getLogger(__name__)
 class EngineThread:
     """Runs an engine. Every other thread talks to it through the methods here, which never block."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, *, max_running: int, max_queued: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        *,
+        max_running: int,
+        max_queued: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             engine: touched by this thread alone from `start` on.
-            metrics: told how many wait.
+            metrics: told how many wait, and how long the step under way takes.
             max_running: requests that the engine runs at a time.
             max_queued: at most so many more are admitted.
+            clock: seconds that only ever rise.
         """
+        self._clock = clock
+        self._step_began: float | None = None
         self._max_queued = max_queued
         self._max_running = max_running
         self._engine = engine
@@ -35,6 +47,7 @@ class EngineThread:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.waiting.set_function(lambda: self.num_queued)
+        metrics.step_under_way.set_function(lambda: self.seconds_in_step)
 
     def start(self) -> None:
         self._thread.start()
@@ -56,6 +69,17 @@ class EngineThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def seconds_in_step(self) -> float:
+        """For how long the step under way has been running, 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    @property
+    def num_failures_in_a_row(self) -> int:
+        """Steps that have failed since the last that did not."""
+        return self._engine.num_failures_in_a_row
 
     @property
     def num_queued(self) -> int:
@@ -105,7 +129,7 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._drain()
-                if not self._engine.step():
+                if not self._step():
                     self._inbox.get()()
         except Exception:
             logger.exception("the engine has stopped on an error of its own")
@@ -113,6 +137,13 @@ class EngineThread:
         with self._lock:
             self._stopping = True
         self._end(reason)
+
+    def _step(self) -> bool:
+        self._step_began = self._clock()
+        try:
+            return self._engine.step()
+        finally:
+            self._step_began = None
 
     def _end(self, reason: FinishReason) -> None:
         """End every request: those that are live, and those that were admitted and not yet taken in."""

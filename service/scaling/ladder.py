@@ -54,7 +54,7 @@ def build_ladder(geometry: RopeGeometry, options: RopePolicy) -> tuple[Rung, ...
     for factor, own in zip(factors, schemes or repeat(scheme), strict=False):
         if rungs[-1].covers == max_length:
             break
-        covers = math.floor(factor * native)
+        covers = _covered(factor, native)
         if covers >= max_length:  # exact, whatever the ratio is rounded to
             rungs.append(Rung(top, own, max_length))
         elif covers > rungs[-1].covers:
@@ -122,7 +122,7 @@ def _top(geometry: RopeGeometry, options: RopePolicy) -> tuple[int, float]:
         max_length = max_length or geometry.ceiling or native * DEFAULT_STRETCH
         return max_length, max_length / native
     top = options.ladder[-1].factor
-    reach = math.floor(top * native)
+    reach = _covered(top, native)
     if max_length is None:
         return reach, top
     if reach < max_length:
@@ -131,6 +131,11 @@ def _top(geometry: RopeGeometry, options: RopePolicy) -> tuple[int, float]:
         )
         raise StartupError(f"{message}{top:g}, times the native length {native}")
     return max_length, max_length / native
+
+
+def _covered(factor: float, native_length: int) -> int:
+    """Tokens that a factor covers: 1.15 × 100 is 115, though the nearest binary fractions give a little less."""
+    return math.floor(round(factor * native_length, 6))
 
 
 def _scaling_scheme(geometry: RopeGeometry, scheme: str) -> str:

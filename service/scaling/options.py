@@ -21,10 +21,14 @@ class OptionsModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+MOST_STRETCHED = 10_000  # factor; far beyond any use
+LONGEST = 2**31 - 1  # tokens
+
+
 class RungOptions(OptionsModel):
     """A rung above the native one; without a scheme it has the ladder's."""
 
-    factor: float = Field(gt=1, allow_inf_nan=False)
+    factor: float = Field(gt=1, le=MOST_STRETCHED, allow_inf_nan=False)
     scheme: str | None = None
 
 
@@ -95,8 +99,8 @@ class RopePolicy(OptionsModel):
 
     scheme: str | None = None
     ladder: Ladder | None = None
-    max_length: StrictInt | None = Field(default=None, ge=2)
-    native_length: StrictInt | None = Field(default=None, ge=2)
+    max_length: StrictInt | None = Field(default=None, ge=2, le=LONGEST)
+    native_length: StrictInt | None = Field(default=None, ge=2, le=LONGEST)
     native_rope: NativeRope | None = None
     reserve: StrictInt = Field(default=2048, ge=1)
     growth: Growth = "rerotate"

@@ -39,7 +39,8 @@ def reason(
     elif mode == "native":
         said = f"{prompt}: {rule}" if rule else "native as asked"
     elif mode == "dynamic":
-        said = f"{prompt} + up to {asked} to generate: starts at factor {plan.factor:g}"
+        ruled = f"{rule}: " if rule else ""
+        said = f"{prompt} + up to {asked} to generate: {ruled}starts at factor {plan.factor:g}"
     else:
         ahead = min(asked, reserve, plan.max_length - prompt_tokens)
         relation = "exceeds" if prompt_tokens > native_length else "leaves no room to generate within"
@@ -55,7 +56,10 @@ def _beyond(rungs: Sequence[PositionPlan], longest: int, *, joined: bool) -> str
     first, *higher = rungs
     if not higher:
         return f"; generation ends at {first.max_length} tokens"
-    needed = [plan for plan in higher if plan.max_length < longest]
+    computed = longest - 1  # nothing follows the last token
+    if computed <= first.max_length:
+        return ""
+    needed = [plan for plan in higher if plan.max_length < computed]
     said = f"{', ' if joined else '; '}grows to factor {higher[0].factor:g} beyond {first.max_length} tokens"
     last = higher[min(len(needed), len(higher) - 1)]
     return said if last is higher[0] else f"{said}, step by step up to factor {last.factor:g}"

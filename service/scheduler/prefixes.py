@@ -18,11 +18,13 @@ class Prefix:
         pages: in order, from the first of the sequence.
         history: the sequence's, those segments included that the pages went through under others.
         stage: the segment of the history whose plan the pages are to be rotated under.
+        others: how many of the pages were computed, or rotated on the way, otherwise than the sequence would have.
     """
 
     pages: list[CachedPage]
     history: list[Segment]
     stage: int
+    others: int = 0
 
     @property
     def plan(self) -> PositionPlan:
@@ -45,6 +47,10 @@ class Prefixes:
         """
         self._pages = pages
         self._enabled = enabled
+
+    @property
+    def enabled(self) -> bool:
+        return self._enabled
 
     def candidates(self, sequence: Sequence) -> Iterator[Prefix]:
         """What a sequence without pages can start with, best first; last of all nothing.
@@ -90,14 +96,15 @@ class Prefixes:
                 move = PageMove(cached.page, fresh.pop(), number)
                 moves.setdefault(cached.plan, []).append(move)
                 shared[number] = move.target
-        # What is copied before the next step may be handed out already: it is not written until that step.
+        # What is copied may be handed out already: it is written by the next step, or by a re-rotation that comes later
+        # in the same list, which is carried out in order.
         self._pages.release([cached.page for cached in prefix.foreign])
         page_size = self._pages.page_size
         sequence.pages = shared + fresh
         sequence.history, sequence.stage = prefix.history, prefix.stage
         sequence.num_computed = len(shared) * page_size
-        # Copies differ from what the index knows; whatever it knows already is not added twice.
-        sequence.num_indexed = 0 if moves else len(shared)
+        sequence.num_indexed = len(shared)
+        sequence.num_private = len(shared) if prefix.others else 0
         return [Rerotation(sequence, old, prefix.plan, pages, len(pages) * page_size) for old, pages in moves.items()]
 
     def offer(self, sequence: Sequence) -> None:
@@ -106,7 +113,7 @@ class Prefixes:
         if not self._enabled or sequence.num_indexed >= full:
             return
         self._digest(sequence)
-        for number in range(sequence.num_indexed, full):
+        for number in range(max(sequence.num_indexed, sequence.num_private), full):
             page = sequence.pages[number]
             if page not in self._pages.index:
                 history = history_until(sequence.history, (number + 1) * self._pages.page_size)
@@ -138,7 +145,12 @@ class Prefixes:
         pages, past = self._pages.index.find_any(self._usable(sequence), own.plan)
         if not pages:
             return Prefix([], sequence.history, 0)
+        ends = range(self._pages.page_size, (len(pages) + 1) * self._pages.page_size, self._pages.page_size)
+        own_way = sum(
+            cached.plan == own.plan and history_until(past, end) == (own,)
+            for cached, end in zip(pages, ends, strict=True)
+        )
         history = list(past)
         if history[-1].plan != own.plan:
             history.append(Segment(len(pages) * self._pages.page_size, own.plan))
-        return Prefix(pages, history, len(history) - 1)
+        return Prefix(pages, history, len(history) - 1, others=len(pages) - own_way)

@@ -108,21 +108,22 @@ class Scheduler:
         return [sequence for sequence in step if sequence.num_uncomputed == 0]
 
     def _start_waiting(self) -> None:
-        while self.waiting and len(self.running) < self._max_running and self._attach_pages(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            sequence.deadline = self._clock + sequence.num_uncomputed
-            self.running.append(sequence)
-
-    def _attach_pages(self, sequence: Sequence) -> bool:
-        """Give a sequence that is to start pages for all its known tokens; False if there are too few."""
-        for prefix in self._prefixes.candidates(sequence):
+        while self.waiting and len(self.running) < self._max_running:
             # One page to spare for each sequence that runs already, or the newcomer would soon be preempted.
-            rerotations = self._prefixes.attach(sequence, prefix, spare=len(self.running))
+            if not self._attach_pages(self.waiting[0], spare=len(self.running)):
+                return
+            self.running.append(self.waiting.popleft())
+
+    def _attach_pages(self, sequence: Sequence, spare: int) -> bool:
+        """Give a sequence without pages those for all its known tokens; False if there are too few."""
+        for prefix in self._prefixes.candidates(sequence):
+            rerotations = self._prefixes.attach(sequence, prefix, spare)
             if rerotations is not None:
                 self._rerotations += rerotations
-                if sequence.scheduled_time is None:
+                sequence.deadline = self._clock + sequence.num_uncomputed
+                if sequence.scheduled_time is None and self._prefixes.enabled:
                     sequence.num_prefix_tokens = sequence.num_computed
-                    sequence.num_rerotated_prefix_tokens = sum(rerotation.tokens for rerotation in rerotations)
+                    sequence.num_other_plan_prefix_tokens = prefix.others * self.pages.page_size
                 return True
         return False
 
@@ -138,7 +139,7 @@ class Scheduler:
     def _change_plan(self, sequence: Sequence) -> None:
         """Move a sequence that has come to the end of its plan to the next one."""
         replayed = sequence.stage + 1 < len(sequence.history)
-        if not replayed and sequence.choice.growth == "reprefill":
+        if not replayed and (sequence.choice.growth == "reprefill" or sequence.num_computed <= self._refresh_tokens):
             self._begin_again(sequence)
             return
         moves = self._own_pages(sequence)
@@ -154,17 +155,21 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Add the next rung to a sequence's history. It begins with the latest tokens, which are computed again."""
         sequence.rung += 1
-        start = max(0, sequence.num_computed - self._refresh_tokens)
+        sequence.num_rerotations += 1
+        start = sequence.num_computed - self._refresh_tokens
         past = [segment for segment in sequence.history if segment.start < start]
-        sequence.history = [*past, Segment(start, sequence.choice.rungs[sequence.rung])]
+        sequence.history = [*past, Segment(start, sequence.last_plan)]
         sequence.stage = len(past)
         sequence.num_computed = start
 
     def _begin_again(self, sequence: Sequence) -> None:
-        """Give a sequence's pages back, to be computed anew as if it had been admitted under the next rung."""
+        """Compute a running sequence anew, as if it had been admitted under the next rung."""
+        self._release(sequence)
         sequence.rung += 1
-        sequence.history = [Segment(0, sequence.choice.rungs[sequence.rung])]
-        self._requeue(sequence)
+        sequence.history = [Segment(0, sequence.last_plan)]
+        while not self._attach_pages(sequence, spare=0):
+            if self._preempt_youngest({}) is sequence:
+                return
 
     def _own_pages(self, sequence: Sequence) -> list[PageMove]:
         """Make sure that a sequence may write all pages with computed tokens.
@@ -211,4 +216,4 @@ class Scheduler:
         self.pages.release(sequence.pages)
         self._rerotations = [rerotation for rerotation in self._rerotations if rerotation.sequence is not sequence]
         sequence.pages = []
-        sequence.num_computed = sequence.stage = sequence.num_indexed = 0
+        sequence.num_computed = sequence.stage = sequence.num_indexed = sequence.num_private = 0

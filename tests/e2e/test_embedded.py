@@ -56,6 +56,30 @@ class TestOneRequest:
         assert detokenized["prompt"].startswith(answer["text"])
         server.wait_until_idle()
 
+    def test_a_json_schema_shapes_the_answer(self, server: HttpServer) -> None:
+        properties = {"city": {"type": "string", "maxLength": 12}, "big": {"type": "boolean"}}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        body = {
+            "messages": [{"role": "user", "content": "Name a city in France, as JSON."}],
+            "max_tokens": 64,
+            "temperature": 0,
+            "logprobs": True,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "city", "schema": schema | {"additionalProperties": False}, "strict": True},
+            },
+        }
+        answer = server.client.post("/v1/chat/completions", json=body).json()
+        [choice] = answer["choices"]
+        assert choice["finish_reason"] == "stop"
+        city = json.loads(choice["message"]["content"])
+        assert (list(city), type(city["city"]), type(city["big"])) == (["city", "big"], str, bool)
+        tokens = choice["logprobs"]["content"]
+        assert len(tokens) == answer["usage"]["completion_tokens"]
+        said = b"".join(bytes(token["bytes"]) for token in tokens).decode()
+        assert said.removesuffix("<|im_end|>") == choice["message"]["content"]
+        server.wait_until_idle()
+
     def test_a_prompt_beyond_the_maximum_is_refused(self, server: HttpServer) -> None:
         error = error_of(server.client.post("/generate", json={"prompt": [1] * 600}))
         assert error["code"] == "context_length_exceeded"

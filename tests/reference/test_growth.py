@@ -1,10 +1,11 @@
 """Tiny random models that grow under the engine, against models whose cache holds keys that were never rotated."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Glm4Config, LlamaConfig, Phi3Config
+from transformers import Gemma3TextConfig, Glm4Config, LlamaConfig, Phi3Config
 
 from model_patches.plan import PositionPlan
 from model_patches.rope_config import read_geometry
@@ -172,7 +173,7 @@ def test_sequences_that_share_pages_grow_apart() -> None:
         sequences.append(engine.add(str(number), prompt, max_tokens))
         engine.engine.step()
     engine.run()
-    assert [sequence.num_prefix_tokens >= 8 for sequence in sequences] == [False, True, True, True]
+    assert [(sequence.num_prefix_tokens or 0) >= 8 for sequence in sequences] == [False, True, True, True]
     reference = tiny(MODELS["llama"])
     for sequence in sequences:
         assert_like_unrotated(engine, reference, sequence)
@@ -213,3 +214,30 @@ def test_beside_a_growing_request_the_logits_of_a_native_one_are_bit_for_bit_the
     assert growing.runner.steps == static.runner.steps
     assert growing.sequences["partner"].num_rerotations == 2
     assert torch.equal(beside_growing, beside_static)
+
+
+@pytest.mark.parametrize("num_pages", [6, 40])  # pages are moved in place, or copied
+def test_layers_with_a_rotation_of_their_own_keep_it(num_pages: int) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    shape = {**SHAPE, "rope_parameters": rope, "head_dim": 16}
+    engine = serving(Gemma3TextConfig(**shape, sliding_window=8, layer_types=kinds), num_pages=num_pages)
+    sequence = engine.add("a", random_tokens(12), 11)
+    while sequence.num_computed < NATIVE_LENGTH:
+        engine.engine.step()
+    old, pages = sequence.plan, list(sequence.pages)
+    before = [keys_of(engine, sequence, layer) for layer in range(3)]
+    engine.engine.step()
+    new = sequence.plan
+    assert (sequence.num_rerotations, sequence.pages[:2] == pages[:2]) == (1, num_pages == 6)
+    after = [keys_of(engine, sequence, layer)[:NATIVE_LENGTH] for layer in range(3)]
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[2], after[2])
+    turn = replace(new, inv_freq=tuple(b - a for a, b in zip(old.inv_freq, new.inv_freq, strict=True)))
+    turn = replace(turn, attention_factor=new.attention_factor / old.attention_factor)
+    expected = rotate(before[1], torch.arange(NATIVE_LENGTH), turn, "half")
+    assert torch.allclose(after[1], expected, atol=1e-5, rtol=0)
+    engine.run()

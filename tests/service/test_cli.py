@@ -106,8 +106,11 @@ class TestPrecedence:
     ) -> None:
         values = {"trust_remote_code": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
         values |= {"native_rope": "config", "prefix_reuse": "rerotate", "rope_requests_may_choose": "scheme,mode"}
+        values |= {"metrics_need_key": "true", "cors_origins": "https://a.example", "log_format": "json"}
         values |= {"prefix_caching": "false", "kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
         value = values.get(name, "77")
+        if name in ("metrics_need_key", "max_requests_per_key"):
+            monkeypatch.setenv("ROPEWALK_API_KEY", "k")
         option = ("--no-" if value == "false" else "--") + name.replace("_", "-")
         given = getattr(served(option) if value in ("true", "false") else served(option, value), name)
         monkeypatch.setenv(f"ROPEWALK_{name.upper()}", value)

@@ -120,18 +120,37 @@ LIMITS: list[tuple[str, Any, Any]] = [
     ("max_running", 1, 0),
     ("max_queued", 1, 0),
     ("max_body_bytes", 1, 0),
+    ("cors_origins", "https://a.example,http://b.example:3000", "https://a.example/"),
+    ("cors_origins", "*", "a.example"),
+    ("max_queued_tokens", 1, 0),
+    ("max_requests_per_key", 1, 0),
+    ("request_timeout_seconds", 0.001, 0),
+    ("request_timeout_seconds", 1e9, "inf"),
+    ("client_timeout_seconds", 0.001, 0),
+    ("client_timeout_seconds", 2_000_000, 2_000_001),
+    ("max_step_failures", 1, 0),
+    ("step_timeout_seconds", 0.001, 0),
     ("sse_keepalive_seconds", 0.001, 0),
     ("shutdown_seconds", 0, -1),
     ("log_level", "debug", "chatty"),
+    ("log_format", "json", "xml"),
 ]
 
 
 @pytest.mark.parametrize(("name", "inside", "outside"), LIMITS)
 def test_a_setting_takes_its_limit_and_nothing_beyond(name: str, inside: Any, outside: Any) -> None:
-    settings_of(**{name: inside})
+    settings_of(**{"api_key": "k"} | {name: inside})
     with pytest.raises(ValidationError) as refusal:
         settings_of(**{name: outside})
     assert refusal.value.errors()[0]["loc"][0] == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_requests_per_key", 5), ("metrics_need_key", True)])
+def test_what_is_said_of_keys_needs_one(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=rf"{name} \({value}\) needs api_key or api_key_file"):
+        settings_of(**{name: value})
+    for key in ({"api_key": "k"}, {"api_key_file": tmp_path}):
+        assert getattr(settings_of(**key | {name: value}), name) == value
 
 
 @pytest.mark.parametrize(("tokens", "running", "accepted"), [(8, 8, True), (7, 8, False)])

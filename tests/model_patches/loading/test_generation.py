@@ -54,6 +54,11 @@ def test_do_sample_false_asks_for_greedy_whatever_else_it_says(tmp_path: Path) -
     assert defaults(tmp_path, asked) == GenerationDefaults(frozenset(), temperature=0.0)
 
 
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_the_repetition_penalty_counts_under_greedy_too(tmp_path: Path, do_sample: bool) -> None:
+    assert defaults(tmp_path, {"do_sample": do_sample, "repetition_penalty": 1.1}).repetition_penalty == 1.1
+
+
 @pytest.mark.parametrize("asked", [{"eos_token_id": "</s>"}, {"temperature": "hot"}, {"top_k": True}])
 def test_values_of_the_wrong_type_are_named(tmp_path: Path, asked: dict[str, Any]) -> None:
     with pytest.raises(DamagedModelError, match=next(iter(asked))):

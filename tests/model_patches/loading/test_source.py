@@ -12,16 +12,28 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from model_patches.errors import ModelNotFoundError
 from model_patches.loading import source
 from model_patches.loading.checkpoint import read_config
-from model_patches.loading.embedded import default_model_folder
-from model_patches.loading.source import resolve_model
+from model_patches.loading.embedded import DEFAULT_MODEL_NAME, default_model_folder
+from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.loading.version import CONVERTER_VERSION
 
 TinyGguf = Callable[..., Path]
 
 
-def test_no_name_means_the_embedded_default(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [None, DEFAULT_MODEL_NAME])
+def test_no_name_and_its_own_mean_the_embedded_default(tmp_path: Path, name: str | None) -> None:
     default_model_folder(tmp_path).mkdir(parents=True)
-    assert resolve_model(None, cache_dir=tmp_path) == default_model_folder(tmp_path)
+    (default_model_folder(tmp_path) / "config.json").write_text("{}")
+    for resolve in (resolve_model, resolve_config):
+        assert resolve(name, cache_dir=tmp_path) == default_model_folder(tmp_path)
+
+
+def test_a_folder_called_like_the_embedded_default_is_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(DEFAULT_MODEL_NAME).mkdir()
+    (tmp_path / DEFAULT_MODEL_NAME / "config.json").write_text("{}")
+    assert resolve_model(DEFAULT_MODEL_NAME, cache_dir=tmp_path / "cache") == Path(DEFAULT_MODEL_NAME)
 
 
 def test_an_absent_default_is_not_downloaded_but_the_command_named(tmp_path: Path) -> None:

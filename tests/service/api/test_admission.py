@@ -1,5 +1,8 @@
 """What an admitted request does with its fields, and which requests are refused before they cost anything."""
 
+import asyncio
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +223,78 @@ def start_stream(server: FakeServer, client: httpx.Client) -> httpx.Response:
     assert response.status_code == 200
     server.gate.wait_until_reached()
     return response
+
+
+def test_when_too_many_prompt_tokens_wait_the_next_request_is_refused_before_it_is_looked_at() -> None:
+    with fake_server(max_running=1, max_queued_tokens=6) as server, server.new_client() as client:
+        traffic, now = server.app.state.server.traffic, 1000.0
+        traffic._clock = lambda: now
+        assert client.post("/generate", json={"prompt": "abc", "max_tokens": 1}).status_code == 200
+        now += 30
+        with server.gate.closed():
+            streams = [start_stream(server, client) for _ in range(3)]  # one runs; 3 + 3 tokens wait
+            refused = client.post("/generate", json={"prompt": [500]})
+            error = error_of(refused)
+            assert (refused.status_code, error["code"], error["type"]) == (429, "queue_full", "rate_limit_error")
+            assert error["message"] == "6 prompt tokens are waiting; the limit is 6"
+            assert refused.headers["retry-after"] == "10"  # 3 tokens in 30 seconds, and one is too many
+        for stream in streams:
+            stream.read()
+            stream.close()
+        assert client.post("/generate", json={"prompt": "x" * 100, "max_tokens": 1}).status_code == 200
+        assert server.samples()["ropewalk_request_refused_total{code=queue_full}"] == 1
+
+
+def test_a_key_has_only_so_many_requests_under_way_and_others_are_not_disturbed(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a\nb\n")
+    with fake_server(api_key_file=file, max_requests_per_key=2) as server, server.new_client() as client:
+        client.headers["Authorization"] = "Bearer a"
+        with server.gate.closed():
+            streams = [start_stream(server, client) for _ in range(2)]
+            refused = client.post("/generate", json={"prompt": [500]})
+            error = error_of(refused)
+            assert (refused.status_code, error["code"], error["type"]) == (429, "too_many_requests", "rate_limit_error")
+            assert error["message"] == "2 requests with this key are under way; the limit is 2"
+            assert int(refused.headers["retry-after"]) >= 1
+            client.headers["Authorization"] = "Bearer b"
+            streams.append(start_stream(server, client))
+        for stream in streams:
+            stream.read()
+            stream.close()
+        client.headers["Authorization"] = "Bearer a"
+        assert client.post("/generate", json={"prompt": "d", "max_tokens": 1}).status_code == 200
+        assert server.samples()["ropewalk_request_refused_total{code=too_many_requests}"] == 1
+
+
+def test_the_limits_are_looked_at_again_when_a_prompt_has_been_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many requests may be tokenised at a time: those that find no room afterwards are refused too."""
+    with fake_server(api_key="k", max_requests_per_key=1) as server:
+        headers = {"Authorization": "Bearer k"}
+        entered, go_on = threading.Barrier(3), threading.Event()
+
+        async def slowly(*_: Any, **__: Any) -> list[int]:
+            await asyncio.to_thread(entered.wait, 60)
+            await asyncio.to_thread(go_on.wait, 60)
+            return [5]
+
+        monkeypatch.setattr("service.api.admission.tokenize", slowly)
+        answers: list[int] = []
+
+        def ask() -> None:
+            with server.new_client(headers=headers) as client:
+                answers.append(client.post("/generate", json={"prompt": "a", "max_tokens": 1}).status_code)
+
+        with server.gate.closed():
+            askers = [threading.Thread(target=ask) for _ in range(2)]
+            for asker in askers:
+                asker.start()
+            entered.wait(60)
+            go_on.set()
+            wait_until(lambda: len(answers) == 1, "one of them is refused")
+        for asker in askers:
+            asker.join(60)
+        assert answers == [429, 200]
 
 
 @pytest.mark.parametrize(("length", "refused"), [(255 * 11 + 10, False), (256 * 11, True)])

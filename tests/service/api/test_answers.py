@@ -19,7 +19,7 @@ NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 USAGE = {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28, **NOTHING_CACHED}
 CHAT_USAGE = {"prompt_tokens": 7, "completion_tokens": 12, "total_tokens": 19, **NOTHING_CACHED}
 ROPE = {"scheme": "default", "mode": "native", "factor": 1.0, "growth": "stop", "rerotations": 0}
-ROPE |= {"prefix_reuse": "same-plan", "rerotated_prefix_tokens": 0, "native_length": 64, "plan_max_length": 64}
+ROPE |= {"prefix_reuse": "same-plan", "other_plan_prefix_tokens": 0, "native_length": 64, "plan_max_length": 64}
 TIMES = {"queue_seconds", "prefill_seconds", "decode_seconds", "time_to_first_token_seconds", "total_seconds"}
 
 
@@ -256,7 +256,7 @@ class TestGrowthAndReuse:
             ]
             server.wait_until_idle()
         told = [(a["usage"]["prompt_tokens_details"]["cached_tokens"], a["rope"]) for a in answers]
-        assert [(cached, rope["rerotated_prefix_tokens"], rope["rerotations"]) for cached, rope in told] == [
+        assert [(cached, rope["other_plan_prefix_tokens"], rope["rerotations"]) for cached, rope in told] == [
             (40, 40, 0),
             (0, 0, 0),
         ]

@@ -89,6 +89,100 @@ def test_when_loading_fails_the_server_ends() -> None:
         assert [str(error) for error in server.failures] == ["the weights are gone"]
 
 
+class TestUnwell:
+    """Trouble that a restart would end makes /health a 503 that says what it is; /ready follows."""
+
+    def assert_well(self, server: FakeServer) -> None:
+        assert [server.client.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
+
+    def assert_unwell(self, server: FakeServer, message: str) -> None:
+        for path in ("/health", "/ready"):
+            response = server.client.get(path)
+            error = error_of(response)
+            assert (response.status_code, error["code"], error["message"]) == (503, "not_ready", message)
+
+    def ask(self, server: FakeServer) -> int:
+        return server.client.post("/generate", json={"prompt": "a", "max_tokens": 1}).status_code
+
+    def test_after_so_many_failed_steps_in_a_row_until_one_succeeds(self, caplog: pytest.LogCaptureFixture) -> None:
+        with fake_server(max_step_failures=2) as server:
+            for _ in range(2):  # the count begins anew with each success
+                server.gate.fault = ValueError("broken")
+                assert self.ask(server) == 500
+                self.assert_well(server)
+                server.gate.fault = None
+                assert self.ask(server) == 200
+            server.gate.fault = ValueError("broken")
+            assert [self.ask(server), self.ask(server)] == [500, 500]
+            self.assert_unwell(server, "2 steps in a row have failed; the limit is 2")
+            server.gate.fault = None
+            assert self.ask(server) == 200
+            self.assert_well(server)
+            assert server.samples()["ropewalk_step_failures_total"] == 4
+        told = [record.getMessage() for record in caplog.records if record.name == "service.api.state"]
+        assert told.count("unwell: 2 steps in a row have failed; the limit is 2") == 1
+
+    def test_while_a_step_takes_too_long(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with fake_server(step_timeout_seconds=50) as server, server.new_client() as client:
+            assert server.loaded is not None
+            now = 1000.0
+            monkeypatch.setattr(server.loaded.engine, "_clock", lambda: now)
+            body = {"prompt": "a", "max_tokens": 2, "stream": True}
+            with server.gate.closed(), client.stream("POST", "/generate", json=body) as stream:
+                server.gate.wait_until_reached()
+                now += 50
+                self.assert_well(server)
+                assert server.samples()["ropewalk_step_under_way_seconds"] == 50
+                now += 1.4
+                self.assert_unwell(server, "a step has been running for 51 s; the limit is 50 s")
+                server.gate.open()
+                assert '"finish_reason":"length"' in stream.read().decode()
+            server.wait_until_idle()
+            wait_until(lambda: server.client.get("/health").status_code == 200, "the step ends")
+            now += 100
+            self.assert_well(server)
+            assert server.samples()["ropewalk_step_under_way_seconds"] == 0
+        told = [record.getMessage() for record in caplog.records if record.name == "service.api.state"]
+        assert "unwell: a step has been running for 51 s; the limit is 50 s" in told
+
+    def test_is_logged_even_where_nobody_asks(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("service.app.SECONDS_BETWEEN_HEALTH_CHECKS", 0.001)
+        with fake_server(max_step_failures=1) as server:
+            server.gate.fault = ValueError("broken")
+            assert self.ask(server) == 500
+            wait_until(lambda: "unwell: " in caplog.text, "somebody notices")
+            server.gate.fault = None
+
+
+class TestDraining:
+    """What a server says that finishes what runs: it must not be restarted, and gets nothing new."""
+
+    def test_it_is_alive_and_takes_no_requests(self) -> None:
+        with fake_server() as server:
+            server.app.state.server.is_draining = True
+            assert server.client.get("/health").status_code == 200
+            assert server.client.get("/metrics").status_code == 200
+            answers = [server.client.get("/ready")]
+            answers += [
+                server.client.post(path, json={"prompt": "a"}) for path in ("/generate", "/v1/completions", "/tokenize")
+            ]
+            for answer in answers:
+                assert (answer.status_code, error_of(answer)["code"]) == (503, "shutting_down")
+                assert int(answer.headers["retry-after"]) >= 1
+            assert server.samples()["ropewalk_request_refused_total{code=shutting_down}"] == 3
+
+    def test_an_engine_that_has_ended_then_is_no_reason_to_restart(self) -> None:
+        with fake_server() as server:
+            assert server.loaded is not None
+            server.app.state.server.is_draining = True
+            server.loaded.engine.stop()
+            assert server.client.get("/health").status_code == 200
+
+
 class TestMetrics:
     def test_everything_that_dashboards_expect_is_there_before_the_first_request(self) -> None:
         with fake_server() as server:

@@ -102,7 +102,7 @@ def test_a_plan_is_what_a_request_then_gets(client: httpx.Client) -> None:
         planned = client.post("/v1/rope/plan", json=body).json()
         assert planned["prompt_tokens"] == length
         rope = client.post("/generate", json=body).json()["rope"]
-        for field in rope.keys() - {"rerotations", "rerotated_prefix_tokens"}:
+        for field in rope.keys() - {"rerotations", "other_plan_prefix_tokens"}:
             assert rope[field] == planned[field]
 
 

@@ -6,6 +6,8 @@ import httpx
 import pytest
 
 from service.api.requests import (
+    MAX_BIASES,
+    MAX_CHOICES,
     MAX_COUNT,
     MAX_STOP_LENGTH,
     MAX_STOPS,
@@ -18,6 +20,7 @@ from service.api.requests import (
     RopeWishFields,
     TokenizeRequest,
 )
+from service.engine.grammar import MAX_TEXT
 from tests.serving import MODEL, error_of
 
 GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -49,10 +52,15 @@ IN_RANGE: dict[str, tuple[Any, ...]] = {
     "seed": (-(2**63), 0, 2**63 - 1, None),
     "stop": ("x" * MAX_STOP_LENGTH, ["x"], ["x"] * MAX_STOPS, [], None),
     "ignore_eos": (True, False, None),
-    "presence_penalty": (0, 0.0, None),
-    "frequency_penalty": (0, 0.0, None),
+    "presence_penalty": (-2, 0, 2.0, None),
+    "frequency_penalty": (-2.0, 0, 2, None),
+    "repetition_penalty": (0.01, 1, 100, None),
+    "logit_bias": ({}, {"0": -100, "127": 100.0}, None),
+    "response_format": ({"type": "text"}, {"type": "json_object"}, None),
+    "structured_outputs": ({"choice": ["a"]}, {"json": {}}, {"regex": "a", "choice": None}, None),
     "n": (1, None),
     "stream": (False, None),
+    "timeout": (1000, 0.5e9, None),
     "rope": (
         {},
         {"scheme": "yarn", "mode": "static", "factor": 1.5, "growth": "stop", "prefix_reuse": "same-plan"},
@@ -89,11 +97,36 @@ OUT_OF_RANGE: list[tuple[str, Any, tuple[str, ...]]] = [
     ("stop", ["x"] * (MAX_STOPS + 1), (f"at most {MAX_STOPS} items",)),
     ("stop", 7, ("string", "list", "7")),
     ("ignore_eos", "yes", ("boolean", "'yes'")),
-    ("presence_penalty", 0.5, ("0", "0.5")),
-    ("frequency_penalty", -0.5, ("0", "-0.5")),
+    ("presence_penalty", 2.5, ("less than or equal to 2", "2.5")),
+    ("presence_penalty", -2.5, ("greater than or equal to -2", "-2.5")),
+    ("frequency_penalty", 2.5, ("less than or equal to 2", "2.5")),
+    ("frequency_penalty", "1", ("number", "'1'")),
+    ("repetition_penalty", 0, ("greater than or equal to 0.01", "0")),
+    ("repetition_penalty", 101, ("less than or equal to 100", "101")),
+    ("logit_bias", {"5": 101}, ("less than or equal to 100", "101")),
+    ("logit_bias", {"5": -101}, ("greater than or equal to -100", "-101")),
+    ("logit_bias", {"5": "1"}, ("number", "'1'")),
+    ("logit_bias", {"a": 1}, ("integer", "'a'")),
+    ("logit_bias", {"-1": 1}, ("greater than or equal to 0", "-1")),
+    ("logit_bias", {"128": 1}, ("token id 128 is out of range", "128")),
+    ("logit_bias", {str(token): 1 for token in range(MAX_BIASES + 1)}, (f"at most {MAX_BIASES} items",)),
+    ("response_format", "json_object", ("dictionary or object", "'json_object'")),
+    ("response_format.type", "yaml", ("text", "json_object", "json_schema", "'yaml'")),
+    ("structured_outputs", {}, ("give one of json, regex, choice, grammar, not none",)),
+    ("structured_outputs", {"json": {}, "regex": "a"}, ("give one of", "json and regex")),
+    ("structured_outputs.json", 5, ("dictionary", "5")),
+    ("structured_outputs.json", {"x-guidance": {}}, ("x-guidance",)),
+    ("structured_outputs.json", {"type": "text"}, ("text",)),
+    ("structured_outputs.regex", "(", ("regex",)),
+    ("structured_outputs.regex", "a" * (MAX_TEXT + 1), (str(MAX_TEXT), str(MAX_TEXT + 1))),
+    ("structured_outputs.choice", [], ("at least 1 item",)),
+    ("structured_outputs.choice", ["a"] * (MAX_CHOICES + 1), (f"at most {MAX_CHOICES} items",)),
+    ("structured_outputs.grammar", "start: missing", ("missing",)),
     ("n", 2, ("1", "2")),
     ("n", 0, ("1", "0")),
     ("stream", "yes", ("boolean", "'yes'")),
+    ("timeout", 0, ("greater than 0", "0")),
+    ("timeout", "5", ("number", "'5'")),
     ("rope", "yarn", ("dictionary or object", "'yarn'")),
     ("rope.scheme", 5, ("string", "5")),
     ("rope.mode", "fast", ("native", "static", "dynamic", "'fast'")),
@@ -114,9 +147,9 @@ def with_field(path: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_field_of_the_generating_routes_is_in_these_tables() -> None:
-    apart = {"prompt", "messages", "stream_options", "max_completion_tokens", "logprobs"}
+    apart = {"prompt", "messages", "stream_options", "max_completion_tokens", "logprobs", "top_logprobs"}
     assert {name for path in GENERATING for name in BODIES[path].model_fields} == IN_RANGE.keys() | apart
-    refused = {field for field, _, _ in OUT_OF_RANGE}
+    refused = {name for field, _, _ in OUT_OF_RANGE for name in (field, field.partition(".")[0])}
     assert refused >= IN_RANGE.keys()
     assert {f"rope.{name}" for name in RopeWishFields.model_fields} <= refused
 
@@ -156,7 +189,11 @@ def test_a_value_beyond_a_limit_is_refused_with_field_value_and_limit(
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
         ("/v1/chat/completions", {"messages": [{"role": "pirate", "content": "a"}]}, "messages.0.role", "'pirate'"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string"),
-        ("/v1/chat/completions", MINIMAL["/v1/chat/completions"] | {"logprobs": True}, "logprobs", "False"),
+        ("/v1/chat/completions", MINIMAL["/v1/chat/completions"] | {"logprobs": 3}, "logprobs", "boolean"),
+        ("/v1/chat/completions", MINIMAL["/v1/chat/completions"] | {"top_logprobs": 21}, "top_logprobs", "20"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ("/generate", {"prompt": "a", "logprobs": True}, "logprobs", "integer"),
+        ("/generate", {"prompt": "a", "logprobs": -1}, "logprobs", "greater than or equal to 0"),
         ("/v1/rope/plan", {"prompt_tokens": 0}, "prompt_tokens", "greater than or equal to 1"),
         ("/v1/rope/plan", {"prompt_tokens": 5, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0", "greater than or equal to 0"),

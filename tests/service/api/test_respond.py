@@ -162,6 +162,88 @@ async def post_and_vanish(server: FakeServer, path: str, content: dict[str, Any]
     await server.app(scope, receive, send)
 
 
+class TestDeadline:
+    """A request that takes too long is told so, and leaves the engine as if its client had gone. The gate keeps it from
+    ending earlier, however fast the machine is."""
+
+    def over_time(self, server: FakeServer) -> float:
+        return server.samples().get("ropewalk_request_refused_total{code=deadline_exceeded}", 0)
+
+    def open_when_cancelled(self, server: FakeServer, *, already_sent: int = 0) -> threading.Thread:
+        """Open the gate once a cancellation has reached the engine, beside other messages."""
+
+        def wait() -> None:
+            server.gate.wait_until_reached()
+            wait_until(lambda: server.inbox_size > already_sent, "the cancellation reaches the engine")
+            server.gate.open()
+
+        opening = threading.Thread(target=wait)
+        opening.start()
+        return opening
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_a_whole_answer_is_a_408_that_names_the_limit(self, server: FakeServer, path: str) -> None:
+        before, cancelled = self.over_time(server), ended(server, "cancelled")
+        with server.gate.closed():
+            opening = self.open_when_cancelled(server)
+            response = server.client.post(path, json=body(path, timeout=0.05))
+            opening.join(60)
+        error = error_of(response)
+        assert (response.status_code, error["code"]) == (408, "deadline_exceeded")
+        assert error["message"] == "the request took longer than its timeout of 0.05 seconds"
+        server.wait_until_idle()
+        assert self.over_time(server) == before + 1
+        assert ended(server, "cancelled") == cancelled + 1
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_a_stream_ends_in_an_error_event(self, server: FakeServer, path: str) -> None:
+        before = self.over_time(server)
+        with server.gate.closed():
+            opening = self.open_when_cancelled(server)
+            stream = read_stream(server.client, path, body(path, timeout=0.05))
+            opening.join(60)
+        assert stream.data[-1]["error"]["code"] == "deadline_exceeded"
+        assert all("error" not in event for event in stream.data[:-1])
+        server.wait_until_idle()
+        assert self.over_time(server) == before + 1
+
+    def test_time_in_the_queue_counts(self) -> None:
+        with fake_server(max_running=1) as server, server.new_client() as client:
+            with server.gate.closed(), client.stream("POST", "/generate", json=body("", stream=True)) as first:
+                server.gate.wait_until_reached()
+                opening = self.open_when_cancelled(server, already_sent=1)
+                response = server.client.post("/generate", json=body("", timeout=0.05))
+                opening.join(60)
+                assert "finish_reason" in first.read().decode()
+            assert response.status_code == 408
+            server.wait_until_idle()
+            assert (ended(server, "cancelled"), ended(server, "length")) == (1, 1)
+
+    def test_without_a_timeout_of_its_own_the_servers_counts(self) -> None:
+        with fake_server(request_timeout_seconds=0.05) as server:
+            with server.gate.closed():
+                opening = self.open_when_cancelled(server)
+                assert server.client.post("/generate", json=body("")).status_code == 408
+                opening.join(60)
+            server.wait_until_idle()
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_more_than_the_server_allows_is_refused_with_both(self, path: str) -> None:
+        with fake_server(request_timeout_seconds=1000) as server:
+            assert server.client.post(path, json=body(path, 1, timeout=1000)).status_code == 200
+            response = server.client.post(path, json=body(path, 1, timeout=1000.5))
+            error = error_of(response)
+            assert (response.status_code, error["param"]) == (400, "timeout")
+            assert error["message"] == "timeout: at most 1000 seconds are allowed, it is 1000.5"
+
+    def test_who_ends_in_time_hears_nothing_of_it(self, server: FakeServer) -> None:
+        before = self.over_time(server)
+        answer = server.client.post("/generate", json=body("", timeout=1e308)).json()
+        assert answer["finish_reason"] == "length"
+        server.wait_until_idle()
+        assert self.over_time(server) == before
+
+
 class TestEngineFault:
     @pytest.mark.parametrize("path", PATHS)
     def test_a_whole_answer_is_a_500_in_openais_shape_and_the_server_goes_on(

@@ -18,10 +18,10 @@ SHAPE = CacheShape(layers=2, page_size=4, kv_heads=3, key_dim=8, value_dim=8, dt
 PAGE_BYTES = 768
 
 
-def set_machine(monkeypatch: pytest.MonkeyPatch, *, available: int, limit_file: Path) -> None:
-    """Pretend that so much memory is free and that the control group's limit stands in that file."""
+def set_machine(monkeypatch: pytest.MonkeyPatch, *, available: int, group: Path) -> None:
+    """Pretend that so much memory is free and that the control group's files are in that folder."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
-    monkeypatch.setattr("service.cache.sizing.Path", lambda _path: limit_file)
+    monkeypatch.setattr("service.cache.sizing.CONTROL_GROUP", group)
 
 
 @settings(deadline=None)
@@ -48,7 +48,7 @@ def test_a_refusal_names_the_setting_and_every_number() -> None:
 
 
 def test_a_refusal_of_the_default_says_that_it_is_a_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_machine(monkeypatch, available=8000, limit_file=tmp_path / "absent")
+    set_machine(monkeypatch, available=8000, group=tmp_path)
     with pytest.raises(StartupError, match=r"share of the free memory that the cache takes is 2000 bytes, which holds"):
         choose_num_pages(SHAPE, CPU, None, max_length=1000)
 
@@ -65,23 +65,37 @@ def test_a_refusal_of_the_default_says_that_it_is_a_share(monkeypatch: pytest.Mo
 def test_the_default_is_a_share_of_what_is_free_within_the_containers_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str | None, counts: int
 ) -> None:
-    limit_file = tmp_path / "memory.max"
     if limit is not None:
-        limit_file.write_text(limit)
-    set_machine(monkeypatch, available=10**9, limit_file=limit_file)
+        (tmp_path / "memory.max").write_text(limit)
+    set_machine(monkeypatch, available=10**9, group=tmp_path)
     assert choose_num_pages(SHAPE, CPU, None, max_length=4) == int(counts * CPU_SHARE) // PAGE_BYTES
+
+
+@pytest.mark.parametrize(("in_use", "free"), [(30_000_000, 10**8 - 20_000_000), (2 * 10**8, 0)])
+def test_what_a_container_uses_already_is_not_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_use: int, free: int
+) -> None:
+    (tmp_path / "memory.max").write_text("100000000\n")
+    (tmp_path / "memory.current").write_text(f"{in_use}\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 10000000\nactive_file 7\n")
+    set_machine(monkeypatch, available=10**9, group=tmp_path)
+    if free:
+        assert choose_num_pages(SHAPE, CPU, None, max_length=4) == int(free * CPU_SHARE) // PAGE_BYTES
+    else:
+        with pytest.raises(StartupError, match="is 0 bytes"):
+            choose_num_pages(SHAPE, CPU, None, max_length=4)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_a_share_is_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float) -> None:
-    set_machine(monkeypatch, available=10**9, limit_file=tmp_path / "absent")
+    set_machine(monkeypatch, available=10**9, group=tmp_path)
     assert choose_num_pages(SHAPE, CPU, share, max_length=4) == int(10**9 * share) // PAGE_BYTES
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**8, 10**9))
     assert choose_num_pages(SHAPE, torch.device("cuda"), share, max_length=4) == int(10**8 * share) // PAGE_BYTES
 
 
 def test_a_refusal_of_a_share_says_how_many_bytes_that_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_machine(monkeypatch, available=8000, limit_file=tmp_path / "absent")
+    set_machine(monkeypatch, available=8000, group=tmp_path)
     with pytest.raises(StartupError) as refusal:
         choose_num_pages(SHAPE, CPU, 0.5, max_length=1000)
     assert str(refusal.value).startswith(
@@ -90,7 +104,7 @@ def test_a_refusal_of_a_share_says_how_many_bytes_that_is(monkeypatch: pytest.Mo
 
 
 def test_memory_that_was_asked_for_is_taken_whatever_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_machine(monkeypatch, available=1, limit_file=tmp_path / "absent")
+    set_machine(monkeypatch, available=1, group=tmp_path)
     assert choose_num_pages(SHAPE, CPU, 7 * PAGE_BYTES, max_length=4) == 7
 
 

@@ -19,6 +19,7 @@ from transformers import (
 
 from service.core import SamplingParams, Sequence
 from service.engine import sampler
+from service.engine.grammar import Grammar
 from service.scaling.policy import Policy
 from tests.fakes import GEOMETRY
 
@@ -227,6 +228,14 @@ def test_end_tokens_are_ruled_out_until_min_tokens_and_only_in_their_own_row() -
     logits = torch.ones(3, 5)
     sampler.forbid_early_ends(logits, [early, due, ignoring])
     assert logits.tolist() == [[1, -torch.inf, 1, -torch.inf, 1], [1] * 5, [1] * 5]
+
+
+def test_end_tokens_of_a_row_with_a_grammar_are_left_to_it() -> None:
+    compiled = Grammar.__new__(Grammar)  # only whether there is one counts here
+    params = SamplingParams(max_tokens=9, min_tokens=2, end_token_ids=frozenset({1}), grammar=compiled)
+    logits = torch.ones(1, 5)
+    sampler.forbid_early_ends(logits, [sequence(params)])
+    assert logits.tolist() == [[1] * 5]
 
 
 def test_an_end_token_that_is_ruled_out_is_not_chosen_even_if_it_is_the_likeliest() -> None:

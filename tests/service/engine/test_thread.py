@@ -230,3 +230,35 @@ def test_an_engine_that_breaks_ends_every_request_and_takes_no_more(monkeypatch:
         assert not threaded.thread.is_alive
         with pytest.raises(NotReadyError):
             threaded.submit("too late")
+
+
+def test_it_tells_how_long_the_step_under_way_takes() -> None:
+    threaded, now = Threaded(gate=Gate()), 5.0
+    threaded.thread._clock = lambda: now
+    with running(threaded):
+        assert threaded.thread.seconds_in_step == 0
+        threaded.submit("a")
+        assert threaded.gate.reached.wait(LIMIT)
+        now += 2.5
+        assert threaded.thread.seconds_in_step == 2.5
+        threaded.gate.opened.set()
+        assert threaded.wait_for_end("a") == FinishReason.LENGTH
+    now += 100
+    assert threaded.thread.seconds_in_step == 0
+
+
+def test_it_counts_failed_steps_until_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_number: int, _step: Mapping[Sequence, int]) -> None:
+        raise ArithmeticError("broken")
+
+    with running(Threaded()) as threaded:
+        assert threaded.thread.num_failures_in_a_row == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(threaded.under_test.runner, "before_step", fail)
+            for number in range(1, 4):
+                threaded.submit(str(number))
+                assert threaded.wait_for_end(str(number)) == FinishReason.ERROR
+                assert threaded.thread.num_failures_in_a_row == number
+        threaded.submit("well")
+        assert threaded.wait_for_end("well") == FinishReason.LENGTH
+        assert threaded.thread.num_failures_in_a_row == 0

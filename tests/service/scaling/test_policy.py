@@ -152,18 +152,22 @@ def test_whatever_fits_gets_plans_with_room_for_a_token(
     [
         (100, 50, RopeWish(), "prompt of 100 tokens + 50 to generate fits the native length 8192"),
         (
-            *(100, 8093, RopeWish()),
-            "prompt of 100 tokens + up to 8093 to generate: starts at factor 1, "
-            "grows to factor 1.25 beyond 8192 tokens",
+            *(100, 8093, RopeWish()),  # the last token is never computed
+            "prompt of 100 tokens + up to 8093 to generate: starts at factor 1",
         ),
         (
-            *(100, 10140, RopeWish()),
-            "prompt of 100 tokens + up to 10140 to generate: starts at factor 1, "
+            *(100, 8094, RopeWish()),
+            "prompt of 100 tokens + up to 8094 to generate: starts at factor 1, "
             "grows to factor 1.25 beyond 8192 tokens",
         ),
         (
             *(100, 10141, RopeWish()),
             "prompt of 100 tokens + up to 10141 to generate: starts at factor 1, "
+            "grows to factor 1.25 beyond 8192 tokens",
+        ),
+        (
+            *(100, 10142, RopeWish()),
+            "prompt of 100 tokens + up to 10142 to generate: starts at factor 1, "
             "grows to factor 1.25 beyond 8192 tokens, step by step up to factor 1.5",
         ),
         (
@@ -185,7 +189,7 @@ def test_whatever_fits_gets_plans_with_room_for_a_token(
             "prompt of 12000 tokens exceeds the native length 8192: factor 2 covers 12000 + 2048 reserved",
         ),
         (
-            *(12000, 4385, RopeWish()),
+            *(12000, 4386, RopeWish()),
             "prompt of 12000 tokens exceeds the native length 8192: factor 2 covers 12000 + 2048 reserved; "
             "grows to factor 2.5 beyond 16384 tokens",
         ),
@@ -473,7 +477,8 @@ class TestModeRules:
             ),
             (
                 *(4097, 10, "dynamic", 1.0, 10),
-                "prompt of 4097 tokens + up to 10 to generate: starts at factor 1",
+                "prompt of 4097 tokens + up to 10 to generate: dynamic for prompts up to 6000 tokens, "
+                "as this server's policy says: starts at factor 1",
             ),
             (
                 *(6001, 2048, "static", 1.0, 2048),

@@ -313,7 +313,9 @@ def test_the_latest_tokens_are_computed_again_under_the_new_plan(refresh_tokens:
     sequence = load.add("a", PROMPT, max_tokens=24)
     steps = load.run()
     computed = [step.tokens["a"] for step in steps if step.rerotations]
-    assert computed == [min(refresh_tokens, covered) + 1 for covered in RUNGS[:-1]]
+    # Where all would be computed again, nothing is moved before.
+    assert computed == [refresh_tokens + 1 for covered in RUNGS[:-1] if covered > refresh_tokens]
+    assert sequence.num_rerotations == len(computed)
     assert sequence.history == history_at(sequence.choice, 31, refresh_tokens)
     assert_as_alone(sequence, refresh_tokens)
 

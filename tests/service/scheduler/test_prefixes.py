@@ -113,7 +113,7 @@ def test_where_it_is_off_nothing_is_shared_or_kept() -> None:
     second = load.add("second", PROMPT, max_tokens=4)
     assert load.step().tokens == {"first": 1, "second": 9}
     load.run()
-    assert (second.num_prefix_tokens, load.pages.num_kept, list(load.pages.index)) == (0, 0, [])
+    assert (second.num_prefix_tokens, load.pages.num_kept, list(load.pages.index)) == (None, 0, [])
     assert first.page_digests == second.page_digests == []
     assert_as_alone(first, second)
 
@@ -217,7 +217,7 @@ def test_pages_of_another_plan_are_copied_and_re_rotated_where_a_request_asks_fo
     ]
     assert not set(sources) & set(sequence.pages)
     assert step.tokens == {"a": 1}
-    assert (sequence.num_prefix_tokens, sequence.num_rerotated_prefix_tokens, sequence.num_rerotations) == (8, 8, 0)
+    assert (sequence.num_prefix_tokens, sequence.num_other_plan_prefix_tokens, sequence.num_rerotations) == (8, 8, 0)
     assert sequence.history == [Segment(0, unscaled), Segment(8, sequence.choice.plan)]
     load.run()
     assert_as_its_history(sequence)
@@ -243,7 +243,7 @@ def test_of_equal_length_what_was_computed_under_the_own_plan_is_taken() -> None
     load.run()
     sequence = load.add("a", PROMPT, wish=ANY_PLAN)
     assert load.step().rerotations == []
-    assert (sequence.num_prefix_tokens, sequence.num_rerotated_prefix_tokens) == (8, 0)
+    assert (sequence.num_prefix_tokens, sequence.num_other_plan_prefix_tokens) == (8, 0)
     assert_as_alone(sequence)
 
 
@@ -268,7 +268,7 @@ def test_a_longer_prefix_of_another_plan_is_taken_before_a_shorter_one_of_the_ow
     load.run()
     sequence = load.add("a", PROMPT, wish=ANY_PLAN)
     load.step()
-    assert (sequence.num_prefix_tokens, sequence.num_rerotated_prefix_tokens) == (8, 8)
+    assert (sequence.num_prefix_tokens, sequence.num_other_plan_prefix_tokens) == (8, 8)
     assert_as_its_history(sequence)
 
 
@@ -279,7 +279,7 @@ def test_pages_that_grew_can_be_taken_over_with_their_history() -> None:
     assert [segment.start for segment in grown.history] == [0, 10, 12, 15]
     sequence = load.add("a", [*PROMPT, *grown.output], max_tokens=4, wish=ANY_PLAN)
     load.run()
-    assert (sequence.num_prefix_tokens, sequence.num_rerotated_prefix_tokens) == (16, 16)
+    assert (sequence.num_prefix_tokens, sequence.num_other_plan_prefix_tokens) == (16, 16)
     assert sequence.history == [*grown.history, Segment(16, sequence.choice.plan)]
     assert_as_its_history(sequence)
 
@@ -361,7 +361,7 @@ def test_what_was_taken_over_grows_like_anything_else() -> None:
     load.run()
     sequence = load.add("a", PROMPT, max_tokens=12, wish=RopeWish(prefix_reuse="rerotate"))
     load.run()
-    assert sequence.num_rerotated_prefix_tokens == 8
+    assert sequence.num_other_plan_prefix_tokens == 8
     assert [segment.start for segment in sequence.history] == [0, 8, 10, 12, 15]
     assert_as_its_history(sequence)
 
@@ -378,3 +378,53 @@ def test_two_of_different_plans_take_over_the_same_pages_in_one_step() -> None:
     load.run()
     for sequence in sequences:
         assert_as_its_history(sequence)
+
+
+def test_what_was_moved_back_to_its_first_plan_is_not_taken_for_what_never_left_it() -> None:
+    load = Load(num_pages=7)
+    grown = load.add("grown", PROMPT, max_tokens=6)
+    load.run()
+    assert grown.num_rerotations > 0
+    for page in load.pages.index.find(grown.page_digests, grown.history, grown.choice.rungs[0]):
+        load.pages.index.forget(page)  # as if they had been evicted
+        load.pages._kept.pop(page)
+        load.pages._empty.append(page)
+    back = load.add("back", PROMPT, max_tokens=1, wish=RopeWish(prefix_reuse="rerotate"))
+    load.run()
+    assert (back.plan, back.num_other_plan_prefix_tokens) == (grown.choice.rungs[0], 8)
+    again = load.add("again", PROMPT, max_tokens=1)
+    load.run()
+    assert again.num_prefix_tokens == 0
+
+
+def test_what_another_plan_computed_is_told_also_where_nothing_has_to_be_moved() -> None:
+    load = Load()
+    load.add("grown", PROMPT, max_tokens=8)
+    load.run()
+    reuse = RopeWish(prefix_reuse="rerotate", factor=1.5)
+    sequences = [load.add(f"{n}", [*PROMPT, 9, 9, 9, 9], max_tokens=1, wish=reuse) for n in range(1)]
+    load.run()
+    [sequence] = sequences
+    assert sequence.num_prefix_tokens == sequence.num_other_plan_prefix_tokens > 0
+
+
+def test_an_answer_names_the_requests_own_plan_whoever_computed_under_one_that_rotates_alike() -> None:
+    load = Load()
+    load.add("yarn", PROMPT, max_tokens=1, wish=RopeWish(scheme="yarn", factor=1.5, growth="stop"))
+    load.run()
+    wish = RopeWish(scheme="dynamic-yarn", factor=1.5, growth="stop", prefix_reuse="rerotate")
+    sequence = load.add("alike", [*PROMPT, 1], max_tokens=1, wish=wish)
+    load.run()
+    assert sequence.num_prefix_tokens == 8
+    assert sequence.last_plan.scheme == "dynamic-yarn"
+
+
+def test_reprefill_takes_its_pages_before_younger_ones() -> None:
+    load = Load(num_pages=8)
+    oldest = load.add("oldest", PROMPT, max_tokens=16, wish=RopeWish(growth="reprefill"))
+    for number in range(3):
+        load.add(f"{number}", [40 + number] * 2, max_tokens=6, wish=RopeWish(growth="stop"))
+    steps = load.run()
+    last = max(number for number, step in enumerate(steps) if "oldest" in step.tokens)
+    assert all("oldest" in step.tokens for step in steps[:last])
+    assert_as_alone(oldest)

@@ -1,0 +1,103 @@
+"""Log-probabilities in the three shapes of an answer. Knows what a token says on its own."""
+
+import re
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders
+from tokenizers.pre_tokenizers import ByteLevel
+
+from service.api.responses import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    TopToken,
+)
+from service.core import TokenEvent
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token for one byte, where the tokenizer falls back to them
+
+
+class LogprobShapes:
+    """Turns the log-probabilities of tokens into parts of answers: None where none were asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._letters: dict[str, int] = {}  # how a byte-level tokenizer writes bytes
+        if isinstance(tokenizer.decoder, decoders.ByteLevel):
+            self._letters = _byte_letters()
+
+    def text(self, token_id: int) -> str:
+        """What a token says, with its space; bytes that are no character by themselves show as U+FFFD."""
+        # Some tokenizers drop the space that begins a text, so the token must not begin it.
+        once, twice = (self._tokenizer.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
+        return twice[len(once) :]
+
+    def bytes(self, token_id: int) -> list[int]:
+        """The token's bytes, also where they are only a part of a character."""
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._letters and all(letter in self._letters for letter in token):
+            return [self._letters[letter] for letter in token]
+        if single := BYTE.fullmatch(token):
+            return [int(single[1], 16)]
+        return list(self.text(token_id).encode())
+
+    def generate(self, tokens: Sequence[TokenEvent]) -> list[TokenLogprob] | None:
+        """For POST /generate."""
+        shaped = [
+            TokenLogprob(
+                token_id=token.token_id,
+                token=self.text(token.token_id),
+                logprob=token.logprob,
+                top=[TopToken(token_id=top, token=self.text(top), logprob=value) for top, value in token.top_logprobs],
+            )
+            for token in tokens
+            if token.logprob is not None
+        ]
+        return shaped or None
+
+    def chat(self, tokens: Sequence[TokenEvent]) -> ChatLogprobs | None:
+        """For POST /v1/chat/completions."""
+        shaped = [
+            ChatTokenLogprob(
+                **self._told(token.token_id, token.logprob).model_dump(),
+                top_logprobs=[self._told(*top) for top in token.top_logprobs],
+            )
+            for token in tokens
+            if token.logprob is not None
+        ]
+        return ChatLogprobs(content=shaped) if shaped else None
+
+    def completion(self, tokens: Sequence[TokenEvent], offset: int) -> CompletionLogprobs | None:
+        """For POST /v1/completions.
+
+        Args:
+            tokens: some of the answer's.
+            offset: characters of the answer's text before them.
+        """
+        shaped = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token in tokens:
+            if token.logprob is None:
+                return None
+            own = self.text(token.token_id)
+            tops = [(self.text(top), value) for top, value in token.top_logprobs]
+            shaped.tokens.append(own)
+            shaped.token_logprobs.append(token.logprob)
+            # The token itself is always there; of tokens that look the same the likeliest counts.
+            shaped.top_logprobs.append(dict(reversed([*tops, (own, token.logprob)])))
+            shaped.text_offset.append(offset)
+            offset += len(token.text)
+        return shaped if tokens else None
+
+    def _told(self, token_id: int, logprob: float) -> TopLogprob:
+        return TopLogprob(token=self.text(token_id), logprob=logprob, bytes=self.bytes(token_id))
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    assert letters.keys() == set(ByteLevel.alphabet())
+    return letters
