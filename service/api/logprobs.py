@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
@@ -61,7 +62,9 @@ class LogprobShapes:
         """For POST /v1/chat/completions."""
         shaped = [
             ChatTokenLogprob(
-                **self._told(token.token_id, token.logprob).model_dump(),
+                token=self.text(token.token_id),
+                logprob=token.logprob,
+                bytes=self.bytes(token.token_id),
                 top_logprobs=[self._told(*top) for top in token.top_logprobs],
             )
             for token in tokens
@@ -94,6 +97,7 @@ class LogprobShapes:
         return TopLogprob(token=self.text(token_id), logprob=logprob, bytes=self.bytes(token_id))
 
 
+@cache
 def _byte_letters() -> dict[str, int]:
     """The letter that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

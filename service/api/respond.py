@@ -41,7 +41,11 @@ async def respond(
     """
     header = Header(handle.sequence.request_id, server.inspected.name, server.inspected.policy.native_length)
     if not stream:
-        return _json(answer.whole(await _collect(request, handle, header)))
+        ending = await _collect(request, handle, header)
+        if handle.sequence.sampling.logprobs is None:
+            return _json(answer.whole(ending))
+        # A long answer has so many that they would hold up the event loop.
+        return await asyncio.to_thread(lambda: _json(answer.whole(ending)))
     return EventStreamResponse(handle, _stream(handle, answer, header, server.settings.sse_keepalive_seconds))
 
 

@@ -67,6 +67,7 @@ class Engine:
         self.num_failures_in_a_row = 0
         pages = scheduler.pages
         metrics.cache_bytes.set(pages.num_pages * page_bytes)
+        metrics.cache_pages.set(pages.num_pages)
         metrics.cache_tokens.set(pages.num_pages * pages.page_size)
 
     def add(self, sequence: Sequence) -> None:

@@ -45,8 +45,11 @@ def build_ladder(geometry: RopeGeometry, options: RopePolicy) -> tuple[Rung, ...
     """
     if geometry.is_scaled:
         return _own_ladder(geometry, options)
-    scheme = _scaling_scheme(geometry, options.scheme or geometry.configured_scheme or DEFAULT_SCHEME)
-    schemes = [_scaling_scheme(geometry, rung.scheme or scheme) for rung in options.ladder or ()]
+    scheme = _scaling_scheme(geometry, options.scheme or geometry.configured_scheme or DEFAULT_SCHEME, "scheme")
+    schemes = [
+        _scaling_scheme(geometry, rung.scheme or scheme, f"ladder, factor {rung.factor:g}: scheme")
+        for rung in options.ladder or ()
+    ]
     max_length, top = _top(geometry, options)
     native = geometry.native_length
     rungs = [Rung(1.0, geometry.scheme, min(native, max_length))]
@@ -138,10 +141,10 @@ def _covered(factor: float, native_length: int) -> int:
     return math.floor(round(factor * native_length, 6))
 
 
-def _scaling_scheme(geometry: RopeGeometry, scheme: str) -> str:
+def _scaling_scheme(geometry: RopeGeometry, scheme: str, place: str) -> str:
     allowed = [name for name in schemes_for(geometry) if name != "default"]
     if scheme not in allowed:
-        raise StartupError(f"scheme must be one of {', '.join(allowed)}, it is {scheme!r}")
+        raise StartupError(f"{place} must be one of {', '.join(allowed)}, it is {scheme!r}")
     return scheme
 
 

@@ -297,5 +297,6 @@ def test_stream_options_without_a_stream_leave_no_request_behind(server: FakeSer
     admitted = sum(value for name, value in server.samples().items() if name.startswith("ropewalk_request_plan_total"))
     response = server.client.post("/v1/completions", json=body_for("/v1/completions", stream_options={}))
     assert error_of(response)["param"] == "stream_options"
+    server.wait_until_idle()
     after = sum(value for name, value in server.samples().items() if name.startswith("ropewalk_request_plan_total"))
     assert after == admitted

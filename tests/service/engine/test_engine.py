@@ -419,6 +419,7 @@ def test_the_gauges_follow_the_load() -> None:
         return running, usage, used
 
     assert metric(under_test, "kv_cache_tokens") == 10 * PAGE_SIZE
+    assert metric(under_test, "kv_cache_pages") == 10
     assert metric(under_test, "kv_cache_bytes") == 10
     assert gauges() == (0, 0, 0)
     under_test.engine.step()
