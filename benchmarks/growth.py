@@ -35,9 +35,9 @@ from service.cache.pool import CacheShape, allocate_pool
 
 PAGE_SIZE = 16
 SCORED = 256
-REFRESHED = (256, 1024)
+REFRESHED = (256,)
 STEPS = {  # (old factor, tokens cached): the new factors, each with its share of the passages
-    (1.0, 8192): {1.25: 0.3, 2.0: 1.0},
+    (1.0, 8192): {1.25: 0.5, 2.0: 1.0},
     (1.25, 10240): {1.5: 0.1},
     (1.5, 12288): {2.0: 0.1},
 }
@@ -167,11 +167,16 @@ def table(done: dict[str, list[dict[str, float]]]) -> str:
         "|---|" + "---|" * (len(ways) + 3),
     ]
     for step, results in done.items():
-        nll = [statistics.mean(result[f"{way} nll"] for result in results) for way in ("fresh", "re-rotated")]
-        kl = [statistics.mean(result[f"{way} kl"] for result in results) for way in ways]
-        figures = [f"{len(results)}", *(f"{value:.3f}" for value in nll), *(f"{value:.4f}" for value in kl)]
-        lines.append(f"| {step} | {' | '.join(figures)} |")
+        means = [mean(results, f"{way} nll", 3) for way in ("fresh", "re-rotated")]
+        means += [mean(results, f"{way} kl", 4) for way in ways]
+        lines.append(f"| {step} | {len(results)} | {' | '.join(means)} |")
     return "\n".join(lines)
+
+
+def mean(results: list[dict[str, float]], name: str, digits: int) -> str:
+    """Of the passages for which it was measured; empty where it was for none."""
+    values = [result[name] for result in results if name in result]
+    return f"{statistics.mean(values):.{digits}f}" if values else ""
 
 
 if __name__ == "__main__":
