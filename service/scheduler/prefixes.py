@@ -46,11 +46,7 @@ class Prefixes:
             enabled: where it is false, nothing is found or offered.
         """
         self._pages = pages
-        self._enabled = enabled
-
-    @property
-    def enabled(self) -> bool:
-        return self._enabled
+        self.enabled = enabled
 
     def candidates(self, sequence: Sequence) -> Iterator[Prefix]:
         """What a sequence without pages can start with, best first; last of all nothing.
@@ -58,7 +54,7 @@ class Prefixes:
         One token at least stays to be computed under the plan that it starts with: its logits are wanted, or it is what
         the step consists of.
         """
-        if self._enabled:
+        if self.enabled:
             self._digest(sequence)
             same_plan = self._of_own_history(sequence)
             pristine = len(sequence.history) == 1 and sequence.rung == 0 and not sequence.output
@@ -110,7 +106,7 @@ class Prefixes:
     def offer(self, sequence: Sequence) -> None:
         """Make the full pages that a sequence has computed known to others."""
         full = sequence.num_computed // self._pages.page_size
-        if not self._enabled or sequence.num_indexed >= full:
+        if not self.enabled or sequence.num_indexed >= full:
             return
         self._digest(sequence)
         for number in range(max(sequence.num_indexed, sequence.num_private), full):
