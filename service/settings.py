@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from service.config_files import read_named_values
 from service.logs import LogFormat
-from service.scaling.options import Ladder, NativeRope, Wishes
+from service.scaling.options import LONGEST, Ladder, NativeRope, Wishes
 from service.scaling.wish import Growth, PrefixReuse
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"]
@@ -91,11 +91,12 @@ class Settings(BaseSettings):
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
     )
     native_length: int | None = Field(
-        None, ge=2, description="tokens to treat as the native length; for trying growth on short texts"
+        None, ge=2, le=LONGEST, description="tokens to treat as the native length; for trying growth on short texts"
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
+        le=LONGEST,
         description="prompt and generation together, in tokens; "
         "default: as far as the ladder or the config's scaling reaches, else 4 x the native length",
     )

@@ -124,6 +124,8 @@ class TestRefusals:
         [
             (["--max-running", "x"], ["--max-running: ", "'x'", "integer"]),
             (["--port", "70000"], ["--port: ", "65535", "'70000'"]),
+            (["--native-length", "99999999999"], ["--native-length: ", "2147483647", "'99999999999'"]),
+            (["--max-model-len", "99999999999"], ["--max-model-len: ", "2147483647", "'99999999999'"]),
             (["--rope-ladder", "2,x"], ["--rope-ladder, 1, factor: ", "'x'"]),
             (["--rope-policy", "/nowhere/policy.yaml"], ["/nowhere/policy.yaml does not exist"]),
             (["--dtype", "int4"], ["dtype", "bfloat16", "'int4'"]),
