@@ -121,7 +121,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     Raises:
         StartupError: it cannot be done; the message says what is missing.
     """
-    device, dtype = inspected.device, inspected.dtype
+    device, dtype, policy = inspected.device, inspected.dtype, inspected.policy
     try:
         folder = resolve_model(
             settings.model,
@@ -130,7 +130,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
             trust_remote_code=settings.trust_remote_code,
         )
         loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-        model = PatchedModel(loaded.model, inspected.policy.geometry)
+        model = PatchedModel(loaded.model, policy.geometry)
     except ModelError as error:
         raise StartupError(str(error)) from error
     kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype)
@@ -142,9 +142,8 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         value_dim=model.value_dim,
         dtype=kv_dtype,
     )
-    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, inspected.policy.max_length)
+    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
-    policy = inspected.policy
     scheduler = Scheduler(
         pages,
         max_running=settings.max_running,

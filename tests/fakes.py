@@ -133,6 +133,8 @@ class EngineUnderTest:
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
     new_text_stream: Callable[[], TextStream] = ByteStream
     prefix_caching: bool = True
+    refresh_tokens: int = 0
+    policy: Policy = field(default_factory=lambda: Policy(GEOMETRY))
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(self.num_pages, self.before_step)
@@ -142,10 +144,10 @@ class EngineUnderTest:
             max_running=self.max_running,
             max_batch_tokens=self.max_batch_tokens,
             prefix_caching=self.prefix_caching,
+            refresh_tokens=self.refresh_tokens,
         )
         self.metrics = Metrics(CollectorRegistry())
         self.engine = Engine(self.runner, self.scheduler, self.new_text_stream, self.metrics, page_bytes=1)
-        self.policy = Policy(GEOMETRY)
         self.events: dict[str, list[Event]] = {}
 
     def sequence(

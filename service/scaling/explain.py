@@ -7,12 +7,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from model_patches.geometry import RopeGeometry
+from model_patches.geometry import OWN_TABLES, RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.schemes.frequencies import geometric_series
 from service.scaling.policy import PlanChoice, Policy
 
-OWN_DIVISORS = frozenset({"longrope", "clex"})  # a number of its own for each pair: no ramp from 1 to the factor
 ROUNDING = 1e-9  # relative; far above what float64 loses in a formula, far below any step of a ramp
 
 
@@ -72,7 +71,7 @@ def explain_pairs(plan: PositionPlan, geometry: RopeGeometry) -> list[dict[str, 
 
 
 def _kind(slowdown: float, plan: PositionPlan) -> str:
-    if plan.scheme in OWN_DIVISORS:
+    if plan.scheme in OWN_TABLES:  # a number of its own for each pair: no ramp from 1 to the factor
         return "kept" if abs(slowdown - 1) <= ROUNDING else f"divided by {slowdown:.4g}"
     if slowdown <= 1 + ROUNDING:
         return "kept"

@@ -79,9 +79,9 @@ class Prefixes:
             then nothing has changed.
         """
         shared = [cached.page for cached in prefix.pages]
-        copies = len(prefix.foreign)
+        foreign = prefix.foreign
         self._pages.share(shared)
-        missing = self._pages.pages_for(sequence.num_tokens) - len(shared) + copies
+        missing = self._pages.pages_for(sequence.num_tokens) - len(shared) + len(foreign)
         if missing + spare > self._pages.num_free:
             self._pages.release(shared)
             return None
@@ -94,7 +94,7 @@ class Prefixes:
                 shared[number] = move.target
         # What is copied may be handed out already: it is written by the next step, or by a re-rotation that comes later
         # in the same list, which is carried out in order.
-        self._pages.release([cached.page for cached in prefix.foreign])
+        self._pages.release([cached.page for cached in foreign])
         page_size = self._pages.page_size
         sequence.pages = shared + fresh
         sequence.history, sequence.stage = prefix.history, prefix.stage

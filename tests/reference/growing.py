@@ -5,13 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
-from service.engine.engine import Engine
-from service.metrics import Metrics
-from service.scheduler.scheduler import Scheduler
-from tests.fakes import ByteStream
 from tests.reference.harness import RealEngine
 
 SHAPE: dict[str, Any] = {
@@ -39,21 +34,8 @@ def tiny(config: Any) -> Any:
 
 @dataclass
 class GrowingRealEngine(RealEngine):
-    """`RealEngine` with a step of at most `budget` tokens."""
+    """`RealEngine` with small pages and small steps."""
 
     page_size: int = 4
     max_running: int = 8
-    budget: int = 64
-    prefix_caching: bool = True
-    refresh_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.scheduler = Scheduler(
-            self.pages,
-            max_running=self.max_running,
-            max_batch_tokens=self.budget,
-            prefix_caching=self.prefix_caching,
-            refresh_tokens=self.refresh_tokens,
-        )
-        self.engine = Engine(self.runner, self.scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=1)
+    max_batch_tokens: int = 64

@@ -102,6 +102,9 @@ class RealEngine:
     num_pages: int = 1024
     page_size: int = 16
     kv_dtype: torch.dtype | None = None
+    max_running: int = 32
+    prefix_caching: bool = True
+    refresh_tokens: int = 0
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,9 +120,15 @@ class RealEngine:
         self.pages = PageAllocator(self.num_pages, self.page_size)
         layers = allocate_pool(shape, self.num_pages, patched.device)
         self.runner = RecordingRunner(patched, layers)
-        scheduler = Scheduler(self.pages, max_running=32, max_batch_tokens=self.max_batch_tokens)
+        self.scheduler = Scheduler(
+            self.pages,
+            max_running=self.max_running,
+            max_batch_tokens=self.max_batch_tokens,
+            prefix_caching=self.prefix_caching,
+            refresh_tokens=self.refresh_tokens,
+        )
         self.engine = Engine(
-            self.runner, scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes
+            self.runner, self.scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes
         )
 
     def add(

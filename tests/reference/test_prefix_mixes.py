@@ -81,7 +81,7 @@ def check(
             POLICY,
             num_pages=num_pages,
             max_running=max_running,
-            budget=max_running + 6,
+            max_batch_tokens=max_running + 6,
             refresh_tokens=refresh_tokens,
             prefix_caching=prefix_caching,
         )

@@ -5,12 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-
 from service.cache.pages import PageAllocator
 from service.core import Rerotation, SamplingParams, Segment, Sequence
-from service.engine.engine import Engine
-from service.metrics import Metrics
 from service.scaling.policy import PlanChoice, Policy, RopeWish
 from service.scheduler.scheduler import Scheduler
 from tests.fakes import GEOMETRY, PAGE_SIZE, EngineUnderTest, FakeRunner, next_token
@@ -127,18 +123,4 @@ class Load:
 class GrowingEngine(EngineUnderTest):
     """The engine under test with a short ladder."""
 
-    prefix_caching: bool = True
-    refresh_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.scheduler = Scheduler(
-            self.pages,
-            max_running=self.max_running,
-            max_batch_tokens=self.max_batch_tokens,
-            prefix_caching=self.prefix_caching,
-            refresh_tokens=self.refresh_tokens,
-        )
-        self.metrics = Metrics(CollectorRegistry())
-        self.engine = Engine(self.runner, self.scheduler, self.new_text_stream, self.metrics, page_bytes=1)
-        self.policy = POLICY
+    policy: Policy = POLICY
