@@ -2,14 +2,20 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
+from service.environment import is_service_link, variable_of
 from service.errors import StartupError
-from service.settings import Settings, settings_class
+from service.problems import fields_at, innermost, shown, wanted
+from service.scaling.options import OptionError
+from service.scaling.policy_file import load_options
+from service.settings import ROPE_OPTIONS, Settings, settings_class
+from service.suggest import did_you_mean
 
 
 def add_settings(parser: argparse.ArgumentParser, *, only: Sequence[str] = ()) -> None:
@@ -47,33 +53,65 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
     Raises:
         StartupError: a value is wrong, or a name is unknown; the message names both, and where they were written.
     """
-    given = {name: value for name, value in arguments.items() if name in Settings.model_fields}
-    file = arguments.get("config")
     try:
-        return settings_class(file)(**given)
+        return settings_class(arguments.get("config"))(**_given(arguments))
     except ValidationError as error:
-        raise StartupError("; ".join(_describe(problem, given, file) for problem in error.errors())) from error
+        raise StartupError("; ".join(_describe(problem, arguments) for problem in innermost(error.errors()))) from error
 
 
-def _describe(problem: Any, given: Mapping[str, Any], file: Path | None) -> str:
+@contextmanager
+def naming_sources(arguments: Mapping[str, Any], settings: Settings) -> Iterator[None]:
+    """Add to what is wrong with the policy's options where each of them was written.
+
+    Args:
+        arguments: those that the settings were loaded from.
+        settings: what was loaded.
+
+    Raises:
+        StartupError: in place of each `OptionError`.
+    """
+    try:
+        yield
+    except OptionError as error:
+        sources = {option: _source(ROPE_OPTIONS[option], arguments) for option in settings.rope_options()}
+        for option in load_options(settings.rope_policy, {}).model_fields_set:
+            sources.setdefault(option, f"the policy file {settings.rope_policy}")
+        named = [f"{option}: {sources[option]}" for option in error.options if option in sources]
+        raise StartupError(f"{error} ({'; '.join(named)})" if named else str(error)) from error
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among parsed arguments."""
+    return {name: value for name, value in arguments.items() if name in Settings.model_fields}
+
+
+def _describe(problem: Any, arguments: Mapping[str, Any]) -> str:
     if not problem["loc"]:
-        return str(problem["msg"])
-    name, *within = map(str, problem["loc"])
-    source = _source(name, given, file)
-    if problem["type"] == "extra_forbidden":
-        return f"{source} is not a setting"
+        return wanted(problem)
+    name, *within = problem["loc"]
+    source = _source(name, arguments)
     place = "".join(f", {part}" for part in within)
-    return f"{source}{place}: {problem['msg']}, it is {problem['input']!r}"
+    *parents, last = problem["loc"]
+    if problem["type"] == "extra_forbidden":
+        what = "a setting" if not within else "one of its options"
+        return f"{source}{place} is not {what}{did_you_mean(last, fields_at(Settings, parents))}"
+    if problem["type"] == "missing":
+        return f"{source}{place} is missing"
+    if SecretStr in get_args(Settings.model_fields[name].annotation):
+        return f"{source}: must be a string that is not empty"
+    is_link = source == variable_of(name) and is_service_link(source, str(problem["input"]))
+    why = "; Kubernetes set it, for a Service named ropewalk: put enableServiceLinks: false into the pod's spec"
+    said = f"{source}{place}: {wanted(problem, fields_at(Settings, problem['loc']))}, it is {shown(problem['input'])}"
+    return said + why * is_link
 
 
-def _source(name: str, given: Mapping[str, Any], file: Path | None) -> str:
+def _source(name: str, arguments: Mapping[str, Any]) -> str:
     """Where the value of a setting was written."""
-    if name in given:
+    if name in _given(arguments):
         return "MODEL" if name == "model" else _flag(name)
-    variable = f"ROPEWALK_{name.upper()}"
-    if any(known.upper() == variable for known in os.environ):
-        return variable
-    return f"{file}: {name}"
+    if any(known.upper() == variable_of(name) and value for known, value in os.environ.items()):
+        return variable_of(name)
+    return f"{arguments.get('config')}: {name}"
 
 
 def _flag(name: str) -> str:

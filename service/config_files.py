@@ -1,7 +1,7 @@
 """Reads values by name from TOML and YAML files. Knows the two formats; does not know what the values mean."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,28 @@ import yaml
 
 from service.errors import StartupError
 
+
+class UniqueNames(yaml.SafeLoader):
+    """Refuses a name that is written twice, of which YAML's own loader would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        names = [name for name, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        for name in (name for name in names if isinstance(name, yaml.ScalarNode)):
+            if name.value in seen:  # what a merge key brings is not there yet, and may be written again
+                raise yaml.constructor.ConstructorError(None, None, f"{name.value} is written twice", name.start_mark)
+            seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, UniqueNames)
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
-    ".yaml": yaml.safe_load,
-    ".yml": yaml.safe_load,
+    ".yaml": _yaml,
+    ".yml": _yaml,
 }
 
 

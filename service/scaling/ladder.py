@@ -10,8 +10,8 @@ from itertools import chain, count, repeat, takewhile
 
 from model_patches.geometry import RopeGeometry
 from model_patches.schemes import schemes_for
-from service.errors import StartupError
-from service.scaling.options import RopePolicy
+from service.scaling.options import OptionError, RopePolicy
+from service.suggest import did_you_mean
 
 STEPS = (1.0, 1.25, 1.5)  # rungs within each doubling
 DEFAULT_STRETCH = 4  # the maximum length, in native lengths, where nothing says more
@@ -41,7 +41,7 @@ def build_ladder(geometry: RopeGeometry, options: RopePolicy) -> tuple[Rung, ...
         options: the operator's.
 
     Raises:
-        StartupError: an option does not go with the model or with another option.
+        OptionError: an option does not go with the model or with another option.
     """
     if geometry.is_scaled:
         return _own_ladder(geometry, options)
@@ -62,6 +62,9 @@ def build_ladder(geometry: RopeGeometry, options: RopePolicy) -> tuple[Rung, ...
             rungs.append(Rung(top, own, max_length))
         elif covers > rungs[-1].covers:
             rungs.append(Rung(factor, own, covers))
+        elif options.ladder is not None:
+            message = f"ladder: factor {factor:g} covers {covers} tokens, as factor {rungs[-1].factor:g} before it does"
+            raise OptionError(f"{message}: leave one of them out", "ladder", "native_length")
     return tuple(rungs)
 
 
@@ -69,13 +72,13 @@ def with_native_length(geometry: RopeGeometry, native_length: int | None) -> Rop
     """The geometry with another native and original length; a ceiling comes down with it.
 
     Raises:
-        StartupError: the model's own plan is scaled, so that its lengths are what they are.
+        OptionError: the model's own plan is scaled, so that its lengths are what they are.
     """
     if native_length is None:
         return geometry
     if geometry.is_scaled:
         message = f"the native length {native_length} cannot be set: {itself_scaled(geometry)}, "
-        raise StartupError(message + f"native length {geometry.native_length}")
+        raise OptionError(message + f"native length {geometry.native_length}", "native_length", "native_rope")
     ceiling = geometry.ceiling
     if ceiling is not None:
         stretched = round(ceiling / geometry.original_length * native_length)
@@ -94,12 +97,13 @@ def _own_ladder(geometry: RopeGeometry, options: RopePolicy) -> tuple[Rung, ...]
     if options.ladder is not None or options.scheme not in (None, geometry.scheme):
         unfit = "a ladder" if options.ladder is not None else f"scheme {options.scheme!r}"
         message = f"{unfit} cannot be set: {itself_scaled(geometry)} and its own plan is all there is; "
-        raise StartupError(message + "native_rope unscaled would keep that plan for longer requests")
+        message += "native_rope unscaled would keep that plan for longer requests"
+        raise OptionError(message, "ladder", "scheme", "native_rope")
     trained, native, scheme = geometry.trained_length, geometry.native_length, geometry.scheme
     max_length = trained if options.max_length is None else options.max_length
     if max_length > trained:
         message = f"the maximum length {max_length} is above the trained length {trained} of the model: "
-        raise StartupError(message + itself_scaled(geometry))
+        raise OptionError(message + itself_scaled(geometry), "max_length", "native_rope")
     if scheme == "clex":
         return _whole_rungs(geometry, max_length)
     if trained == native:
@@ -132,7 +136,8 @@ def _top(geometry: RopeGeometry, options: RopePolicy) -> tuple[int, float]:
         message = (
             f"the maximum length {max_length} is above the {reach} tokens that the ladder reaches: its top, factor "
         )
-        raise StartupError(f"{message}{top:g}, times the native length {native}")
+        message += f"{top:g}, times the native length {native}"
+        raise OptionError(message, "max_length", "ladder", "native_length")
     return max_length, max_length / native
 
 
@@ -144,7 +149,9 @@ def _covered(factor: float, native_length: int) -> int:
 def _scaling_scheme(geometry: RopeGeometry, scheme: str, place: str) -> str:
     allowed = [name for name in schemes_for(geometry) if name != "default"]
     if scheme not in allowed:
-        raise StartupError(f"{place} must be one of {', '.join(allowed)}, it is {scheme!r}")
+        guess = did_you_mean(scheme, allowed)
+        message = f"{place} must be one of {', '.join(allowed)}, it is {scheme!r}{guess}"
+        raise OptionError(message, place.partition(",")[0])
     return scheme
 
 

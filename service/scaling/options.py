@@ -9,10 +9,24 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
+from service.errors import StartupError
 from service.scaling.wish import Growth, Mode, PrefixReuse, WishField
 
 NativeRope = Literal["config", "unscaled"]
 WISH_FIELDS: tuple[WishField, ...] = get_args(WishField)
+
+
+class OptionError(StartupError):
+    """An option does not go with the model, or with another option.
+
+    Args:
+        message: says what is wrong, with the values.
+        options: the names of the options that have a part in it.
+    """
+
+    def __init__(self, message: str, *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 class OptionsModel(BaseModel):

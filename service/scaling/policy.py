@@ -17,9 +17,9 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan, make_plan
 from model_patches.schemes import schemes_for
-from service.errors import ContextLengthError, StartupError, WishError
+from service.errors import ContextLengthError, WishError
 from service.scaling.ladder import Rung, build_ladder, with_native_length
-from service.scaling.options import ModeRule, RopePolicy
+from service.scaling.options import ModeRule, OptionError, RopePolicy
 from service.scaling.reasons import reason
 from service.scaling.refusals import check_wish, exact, listed
 from service.scaling.wish import Growth, Mode, PrefixReuse, RopeWish
@@ -68,7 +68,7 @@ class Policy:
     """
 
     def __init__(self, geometry: RopeGeometry, options: RopePolicy | None = None, **given: Any) -> None:
-        """Check the options against the model and build the ladder.
+        """Check the options against the model, build the ladder and compute the plans of its rungs.
 
         Args:
             geometry: the model's geometry as its config has it.
@@ -76,7 +76,7 @@ class Policy:
             **given: fields of `RopePolicy`.
 
         Raises:
-            StartupError: an option does not go with the model.
+            OptionError: an option does not go with the model, or a rung's scheme cannot be computed for it.
         """
         assert options is None or not given
         self.options = RopePolicy(**given) if options is None else options
@@ -88,6 +88,8 @@ class Policy:
         self.growth_refresh_tokens = self.options.growth_refresh_tokens
         self._plans: dict[tuple[str, Rung], PositionPlan] = {}
         _check_native_rules(self.options.mode, self.native_length)
+        for rung in self.rungs:
+            self._ensure_computable(rung)
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -112,6 +114,13 @@ class Policy:
             except UnsupportedModelError as error:
                 raise WishError(f"{error} (factor {exact(rung.factor)})", param="rope.scheme") from error
         return self._plans[scheme, rung]
+
+    def _ensure_computable(self, rung: Rung) -> None:
+        """Refuse to start with a plan that the first request to need it would find wanting."""
+        try:
+            self.plan(None, rung)
+        except WishError as error:
+            raise OptionError(error.message, "scheme", "ladder") from error
 
     def choose(self, prompt_tokens: int, max_tokens: int | None, wish: RopeWish | None = None) -> PlanChoice:
         """Choose the plans of one request.
@@ -234,7 +243,8 @@ def _check_native_rules(rules: Iterable[ModeRule], native_length: int) -> None:
     for rule in rules:
         if rule.mode == "native" and (rule.prompt_tokens is None or rule.prompt_tokens >= native_length):
             limit = f"prompt_tokens below the native length {native_length}"
-            raise StartupError(f"mode: an entry with mode native needs {limit}, it has {rule.prompt_tokens or 'none'}")
+            message = f"mode: an entry with mode native needs {limit}, it has {rule.prompt_tokens or 'none'}"
+            raise OptionError(message, "mode", "native_length")
 
 
 def _in_words(rule: ModeRule) -> str:

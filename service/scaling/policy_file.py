@@ -8,7 +8,9 @@ from pydantic import ValidationError
 
 from service.config_files import read_named_values
 from service.errors import StartupError
+from service.problems import fields_at, innermost, shown, wanted
 from service.scaling.options import RopePolicy
+from service.suggest import did_you_mean
 
 
 def load_options(file: Path | None, given: Mapping[str, Any]) -> RopePolicy:
@@ -25,14 +27,19 @@ def load_options(file: Path | None, given: Mapping[str, Any]) -> RopePolicy:
     try:
         RopePolicy(**content)
     except ValidationError as error:
-        problems = "; ".join(_describe(problem) for problem in error.errors())
+        problems = "; ".join(_describe(problem) for problem in innermost(error.errors()))
         raise StartupError(f"the policy file {file}: {problems}") from error
     return RopePolicy(**{**content, **given})
 
 
 def _describe(problem: Any) -> str:
     name = ".".join(map(str, problem["loc"]))
+    if not name:
+        return wanted(problem)
+    *place, last = problem["loc"]
+    fields = fields_at(RopePolicy, place)
     if problem["type"] == "extra_forbidden":
-        known = f"; known are {', '.join(RopePolicy.model_fields)}" if len(problem["loc"]) == 1 else ""
-        return f"{name} is not an option{known}"
-    return f"{name}: {problem['msg']}, it is {problem['input']!r}" if name else str(problem["msg"])
+        return f"{name} is not an option{did_you_mean(last, fields) or '; known are ' + ', '.join(fields)}"
+    if problem["type"] == "missing":
+        return f"{name} is missing"
+    return f"{name}: {wanted(problem, fields_at(RopePolicy, problem['loc']))}, it is {shown(problem['input'])}"

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,9 @@ class TestPrecedence:
         assert given != getattr(Settings.model_construct(), name)
 
 
+SERVE = " is not an option of ropewalk serve"
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -126,7 +130,10 @@ class TestRefusals:
             (["--port", "70000"], ["--port: ", "65535", "'70000'"]),
             (["--native-length", "99999999999"], ["--native-length: ", "2147483647", "'99999999999'"]),
             (["--max-model-len", "99999999999"], ["--max-model-len: ", "2147483647", "'99999999999'"]),
-            (["--rope-ladder", "2,x"], ["--rope-ladder, 1, factor: ", "'x'"]),
+            (["--rope-ladder", "2,x"], ["--rope-ladder, 1, factor: must be a number, it is 'x'"]),
+            (["--cors-origins", "a.example"], ["--cors-origins, 0: must be an origin without a path", "'a.example'"]),
+            (["--max-body-bytes", "lots"], ["--max-body-bytes: must be a size in bytes (1000, 16MiB), it is 'lots'"]),
+            (["--api-key", ""], ["--api-key: must be a string that is not empty"]),
             (["--rope-policy", "/nowhere/policy.yaml"], ["/nowhere/policy.yaml does not exist"]),
             (["--dtype", "int4"], ["dtype", "bfloat16", "'int4'"]),
             (["--kv-cache-memory", "lots"], ["kv-cache-memory", "'lots'"]),
@@ -149,7 +156,61 @@ class TestRefusals:
     ) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
         line = refusal(capsys, "serve", "--config", str(tmp_path / name))
-        assert f"{tmp_path / name}: max_runing is not a setting" in line
+        assert line.endswith(f"{tmp_path / name}: max_runing is not a setting: did you mean max_running?")
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("max-running = 8", "max-running is not a setting: did you mean max_running?"),
+            ("theta = 8", "theta is not a setting"),
+            ("rope_ladder = [{factor = 2, shceme = 'ntk'}]", "one of its options: did you mean scheme?"),
+            ("rope_ladder = [{scheme = 'ntk'}]", "rope_ladder, 0, factor is missing"),
+            ("rope_ladder = [true]", "rope_ladder, 0: must be an object with factor, scheme, it is True"),
+        ],
+    )
+    def test_names_in_a_file_are_told_in_full(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+    ) -> None:
+        (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+        line = refusal(capsys, "serve", "--config", str(tmp_path / "s.toml"))
+        assert f"{tmp_path / 's.toml'}: " in line
+        assert line.endswith(said)
+
+    def test_a_key_is_not_shown_whatever_is_wrong_with_it(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "s.toml").write_text("api_key = 836251", encoding="utf-8")
+        line = refusal(capsys, "serve", "--config", str(tmp_path / "s.toml"))
+        assert line.endswith("api_key: must be a string that is not empty")
+
+    @pytest.mark.parametrize("command", ["serve", "plan", "fetch-default"])
+    def test_a_variable_that_is_no_setting_is_refused_by_every_command(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, command: str
+    ) -> None:
+        monkeypatch.setenv("ROPEWALK_MAX_RUNING", "5")
+        arguments = {"serve": [str(folder)], "plan": [str(folder), "--prompt-tokens", "5"], "fetch-default": []}
+        line = refusal(capsys, command, *arguments[command])
+        assert line.endswith("ROPEWALK_MAX_RUNING is not a setting: did you mean ROPEWALK_MAX_RUNNING?")
+
+    def test_a_service_link_in_a_settings_place_is_told_with_its_cure(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, served: Served
+    ) -> None:
+        monkeypatch.setenv("ROPEWALK_PORT", "tcp://10.0.0.1:8000")
+        assert served("--port", "5").port == 5
+        line = refusal(capsys, "serve")
+        assert "ROPEWALK_PORT: must be an integer, it is 'tcp://10.0.0.1:8000'" in line
+        assert "enableServiceLinks: false" in line
+        monkeypatch.setenv("ROPEWALK_PORT", "tcp")
+        assert "enableServiceLinks" not in refusal(capsys, "serve")
+
+    def test_an_empty_variable_counts_as_not_set(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, served: Served, tmp_path: Path
+    ) -> None:
+        for name in Settings.model_fields:
+            monkeypatch.setenv(f"ROPEWALK_{name.upper()}", "")
+        assert served().model_dump() == Settings.model_construct().model_dump()
+        (tmp_path / "s.yaml").write_text("port: x", encoding="utf-8")
+        assert f"{tmp_path / 's.yaml'}: port: " in refusal(capsys, "serve", "--config", str(tmp_path / "s.yaml"))
 
     def test_a_broken_file_ends_in_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text("port: [1", encoding="utf-8")
@@ -176,11 +237,74 @@ class TestRefusals:
         with pytest.raises(StartupError, match=r"port: .*; --max-running: "):
             load_settings({"port": "x", "max_running": "y"})
 
-    def test_an_unknown_option_is_refused_by_name(self, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (
+                ["serve", "--max-runing", "5"],
+                "--max-runing is not an option of ropewalk serve: did you mean --max-running?",
+            ),
+            (
+                ["serve", "--max_running=5"],
+                "--max_running is not an option of ropewalk serve: did you mean --max-running?",
+            ),
+            (
+                ["serve", "--max-runnin", "8"],
+                "--max-runnin is not an option of ropewalk serve: did you mean --max-running?",
+            ),
+            (["serve", "--theta", "5"], f"--theta{SERVE}"),
+            (["serve", "a", "b"], "b is not an argument of ropewalk serve"),
+            (["--versoin", "serve"], "--versoin is not an option of ropewalk: did you mean --version?"),
+            (["plan", "--prompt-token", "8"], "required: --prompt-tokens (see ropewalk plan --help)"),
+            (["plan", "--prompt-tokens", "x"], "invalid int value: 'x' (see ropewalk plan --help)"),
+            (["plan", "--prompt-tokens", "5", "--mode", "statik"], "it is 'statik': did you mean static?"),
+            (
+                ["plan", "--prompt-tokens", "5", "--mode", "x"],
+                "--mode: must be one of native, static, dynamic, it is 'x'",
+            ),
+            (["srve"], "it is 'srve': did you mean serve?"),
+            ([], "the following arguments are required: COMMAND (see ropewalk --help)"),
+        ],
+    )
+    def test_what_the_command_line_does_not_know_is_refused_in_one_line_with_what_was_meant(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    ) -> None:
+        assert refusal(capsys, *arguments).endswith(said)
+
+    def test_an_unknown_command_is_told_what_there_is(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = refusal(capsys, "run")
+        assert all(command in line for command in ("serve", "plan", "fetch-default"))
+
+    @pytest.mark.parametrize("arguments", [["plan", "--prompt-tokens", "5"], ["serve"]])
+    def test_what_is_wrong_with_the_policy_is_told_with_where_it_was_written(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        folder: Path,
+        tmp_path: Path,
+        arguments: list[str],
+    ) -> None:
+        policy, settings = tmp_path / "p.yaml", tmp_path / "s.toml"
+        policy.write_text("ladder: [2]\nreserve: 5\nmax_length: 64\n", encoding="utf-8")
+        settings.write_text(f"rope_policy = '{policy}'\nnative_length = 100\n", encoding="utf-8")
+        monkeypatch.setenv("ROPEWALK_MAX_MODEL_LEN", "300")
+        command, *rest = arguments
+        line = refusal(capsys, command, str(folder), *rest, "--config", str(settings))
+        assert line.endswith(
+            f"(max_length: ROPEWALK_MAX_MODEL_LEN; ladder: the policy file {policy}; "
+            f"native_length: {settings}: native_length)"
+        )
+        line = refusal(capsys, command, str(folder), *rest, "--rope-scheme", "ntkk")
+        assert line.endswith("it is 'ntkk': did you mean ntk? (scheme: --rope-scheme)")
+
+
+class TestVersion:
+    def test_it_is_the_packages(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
-            main(["serve", "--max-runing", "5"])
-        assert ended.value.code == 2
-        assert "--max-runing" in capsys.readouterr().err
+            main(["--version"])
+        assert ended.value.code == 0
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        assert capsys.readouterr().out == f"ropewalk {project['version']}\n"
 
 
 class TestPlan:
@@ -272,14 +396,6 @@ class TestPlan:
 
     def test_a_folder_without_config_is_refused(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert "config.json" in refusal(capsys, "plan", str(tmp_path), "--prompt-tokens", "5")
-
-
-@pytest.mark.parametrize("command", [["serve", "--max-runnin", "8"], ["plan", "--prompt-token", "8"]])
-def test_a_shortened_flag_is_refused(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: ")
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Settings: their sources, their limits, and that nothing unknown is passed over."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,22 @@ def test_a_ladder_in_a_settings_file_can_name_schemes(tmp_path: Path) -> None:
 
 def test_the_key_is_not_in_what_is_printed_of_settings() -> None:
     assert "open-sesame" not in repr(Settings.model_validate({"api_key": "open-sesame"}))
+
+
+def test_what_was_changed_is_told_as_json_has_it_and_of_a_secret_only_that_there_is_one(tmp_path: Path) -> None:
+    assert settings_of().changed() == {}
+    assert settings_of(port=8000, kv_cache_dtype="auto").changed() == {}
+    changed = settings_of(
+        api_key="open-sesame", api_key_file=tmp_path, port=5, kv_cache_memory="50%", rope_ladder="2,4", growth="stop"
+    ).changed()
+    assert json.loads(json.dumps(changed)) == {
+        "api_key": "**********",
+        "api_key_file": str(tmp_path),
+        "port": 5,
+        "kv_cache_memory": 0.5,
+        "rope_ladder": [{"factor": 2.0}, {"factor": 4.0}],
+        "growth": "stop",
+    }
 
 
 def test_every_setting_is_described() -> None:

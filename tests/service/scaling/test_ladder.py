@@ -1,5 +1,6 @@
 """The ladder: which factors there are, how far they reach, and which options do not go with a model."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from model_patches.geometry import RopeGeometry
 from model_patches.rope_config import read_geometry
 from service.errors import StartupError
+from service.scaling.ladder import Rung, build_ladder
+from service.scaling.options import OptionError, RopePolicy
 from service.scaling.policy import Policy, RopeWish
 
 GEOMETRY = RopeGeometry(rotary_dim=64, theta=1e5, original_length=1000, native_length=1000)
@@ -95,8 +98,23 @@ def test_clex_has_whole_multiples_of_the_native_length(
     trained: int, longest: int | None, factors: list[int], top: int
 ) -> None:
     geometry = replace(GEOMETRY, scheme="clex", factor=float(trained))
-    below = [(factor, "clex", factor * 1000) for factor in factors[:-1]]
-    assert rungs(geometry, max_length=longest) == [*below, (factors[-1], "clex", top)]
+    below = [Rung(factor, "clex", factor * 1000) for factor in factors[:-1]]
+    ladder = build_ladder(geometry, RopePolicy(max_length=longest))
+    assert ladder == (*below, Rung(factors[-1], "clex", top))
+
+
+@pytest.mark.parametrize(
+    ("ladder", "native", "said"),
+    [
+        ([1.0001, 2], 1000, "ladder: factor 1.0001 covers 1000 tokens, as factor 1 before it does"),
+        ([2, 2.0001, 3], 1000, "ladder: factor 2.0001 covers 2000 tokens, as factor 2 before it does"),
+        ([1.25, 1.5], 2, "ladder: factor 1.25 covers 2 tokens, as factor 1 before it does"),
+    ],
+)
+def test_rungs_that_cover_as_much_as_the_one_before_are_refused(ladder: list[float], native: int, said: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(said)}: leave one of them out") as refusal:
+        Policy(GEOMETRY, ladder=ladder, native_length=native)
+    assert refusal.value.options == ("ladder", "native_length")
 
 
 class TestCeiling:

@@ -3,13 +3,16 @@
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import make_plan
+from model_patches.schemes import SCHEMES, Frequencies
 from service.errors import ContextLengthError, WishError
+from service.scaling.options import OptionError
 from service.scaling.policy import Growth, Mode, Policy, RopeWish
 
 GEOMETRY = RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192)
@@ -302,12 +305,28 @@ def test_a_factor_asked_for_as_an_integer_is_the_ladders_own() -> None:
     assert isinstance(Policy(GEOMETRY).choose(100, 50, RopeWish(factor=2)).plan.factor, float)
 
 
-def test_a_scheme_that_fails_on_this_model_is_refused_by_name() -> None:
-    """A block of the config may lack what its own scheme needs."""
-    policy = Policy(replace(LONGROPE, parameters={"short_factor": (1.0, 1.1, 1.2)}))
-    assert policy.choose(10, 10).plan.scheme == "longrope"
-    with pytest.raises(WishError, match=r"'longrope' needs a long_factor table.* \(factor 32\)") as refusal:
-        policy.choose(10, 10, RopeWish(factor=32.0))
+def test_a_rung_that_cannot_be_computed_for_this_model_is_refused_at_once() -> None:
+    """A block of the config may lack what its own scheme needs for long sequences."""
+    lacking = replace(LONGROPE, parameters={"short_factor": (1.0, 1.1, 1.2)})
+    with pytest.raises(OptionError, match=r"'longrope' needs a long_factor table.* \(factor 32\)"):
+        Policy(lacking)
+    assert Policy(lacking, max_length=4096).choose(10, 10).plan.scheme == "longrope"
+
+
+def odd(_geometry: RopeGeometry, factor: float, _length: int) -> Frequencies:
+    """A scheme that has no numbers beyond a factor of 2."""
+    return Frequencies(np.full(32, 1.0 if factor <= 2 else 0.0), 1.0)
+
+
+def test_a_scheme_of_another_package_that_fails_on_a_rung_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("model_patches.schemes", "model_patches.plan"):
+        monkeypatch.setattr(f"{module}.known_schemes", lambda: SCHEMES | {"odd": odd})
+    assert Policy(GEOMETRY, scheme="odd", ladder=[1.5, 2]).choose(9000, 1).plan.scheme == "odd"
+    for options in ({"scheme": "odd"}, {"ladder": [1.5, {"factor": 3, "scheme": "odd"}]}):
+        with pytest.raises(OptionError, match=r"scheme 'odd' returned the inverse frequency 0.*\(factor (2\.5|3)\)"):
+            Policy(GEOMETRY, **options)
+    with pytest.raises(WishError, match="scheme 'odd' returned") as refusal:  # nobody needs it who does not ask
+        Policy(GEOMETRY).choose(10, 10, RopeWish(scheme="odd", factor=4.0))
     assert refusal.value.param == "rope.scheme"
 
 
