@@ -1,0 +1,113 @@
+"""The parts of a server that an evaluation runs on, without its thread and its HTTP side.
+
+Knows how they are put together. Does not know what is measured on them.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model_patches.attention import page_size_for
+from model_patches.errors import ModelError
+from model_patches.loading.cache import default_cache_dir
+from model_patches.loading.load import LoadedModel, load_model
+from model_patches.loading.source import resolve_model
+from model_patches.patch import PatchedModel
+from service import build
+from service.build import InspectedModel
+from service.cache.pages import PageAllocator
+from service.cache.pool import CacheShape, allocate_pool
+from service.cache.sizing import choose_num_pages
+from service.engine.runner import ModelRunner
+from service.errors import StartupError
+from service.evaluation.driver import Driver
+from service.evaluation.unrotated import UnrotatedModel
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """
+    Attributes:
+        driver: of the serving engine.
+        tokenizer: of the model.
+        reference: the same weights, loaded once more, on the unrotated reference path.
+        identity: what the engine's numbers depend on, beside text and plan: to be compared, as JSON.
+    """
+
+    driver: Driver
+    tokenizer: Tokenizer
+    reference: Callable[[], UnrotatedModel]
+    identity: dict[str, Any]
+
+
+def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Assembly:
+    """Load the weights and make an engine whose cache holds at least one sequence of so many tokens.
+
+    Raises:
+        StartupError: the model cannot be loaded, or there is too little memory.
+    """
+    device, dtype, policy = inspected.device, inspected.dtype, inspected.policy
+    try:
+        folder = resolve_model(
+            settings.model,
+            cache_dir=default_cache_dir(),
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+        )
+
+        def load() -> LoadedModel:
+            return load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
+
+        loaded = load()
+        model = PatchedModel(loaded.model, policy.geometry)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    kv_dtype = build.CACHE_DTYPES.get(settings.kv_cache_dtype, dtype)
+    shape = CacheShape(
+        layers=model.layers,
+        page_size=page_size_for(device, dtype, kv_dtype, model.key_dim, model.value_dim),
+        kv_heads=model.kv_heads,
+        key_dim=model.key_dim,
+        value_dim=model.value_dim,
+        dtype=kv_dtype,
+    )
+    room = choose_num_pages(shape, device, settings.kv_cache_memory, longest)
+    num_pages = min(room, 2 * -(-longest // shape.page_size))  # one sequence, and prefixes that others share
+    tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
+    driver = Driver(
+        ModelRunner(model, allocate_pool(shape, num_pages, device)),
+        PageAllocator(num_pages, shape.page_size),
+        tokenizer,
+        end_token_ids=loaded.generation.end_token_ids,
+        page_bytes=shape.page_bytes,
+        max_batch_tokens=settings.max_batch_tokens,
+        refresh_tokens=policy.growth_refresh_tokens,
+    )
+    identity = {
+        "ropewalk": version("ropewalk"),
+        "weights": fingerprint(folder),
+        "device": device.type,
+        "dtype": str(dtype),
+        "kv_dtype": str(kv_dtype),
+        "max_batch_tokens": settings.max_batch_tokens,
+        "refresh_tokens": policy.growth_refresh_tokens,
+    }
+    return Assembly(driver, tokenizer, cache(lambda: UnrotatedModel(load().model, policy.geometry)), identity)
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells a model folder from another, and from itself after a change: its config, and the names, sizes and
+    times of its other files."""
+    summed = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name != "config.json":
+            facts = file.stat()
+            summed.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return summed.hexdigest()[:16]
