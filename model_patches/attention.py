@@ -2,7 +2,8 @@
 
 Knows pages and block tables. Does not know plans: keys arrive rotated, and what a page holds is for its owner to know.
 One interface, `PagedBatch`, shaped like `torch.nn.attention.varlen.varlen_attn`; one implementation for CUDA, built on
-that function, and one for any device, built on scaled_dot_product_attention.
+that function, one for CPUs, built on the C++ operators where they are loaded, and one for any device, built on
+scaled_dot_product_attention.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from model_patches.kernels import ops
 from model_patches.pages import KeyValuePages, PagedTensor
 
 PAGED_ATTENTION = "ropewalk_paged"
@@ -170,6 +172,8 @@ def paged_attention_forward(
     kept = pages.keys
     fused = uses_varlen(query.device, query.dtype, kept.dtype, query.shape[-1], value.shape[-1])
     attend = attend_varlen if fused and kept.shape[1] % _VARLEN_PAGE == 0 else attend_sdpa
+    if ops.supports(query.device, query.dtype, kept.dtype) and ops.are_loaded():
+        attend = attend_operator
     return attend(query[0].transpose(0, 1), pages, paged_batch, scaling, sliding_window, s_aux)[None], None
 
 
@@ -260,6 +264,30 @@ def _with_sinks(
     key = pad(key, (0, _ALIGNMENT, 1, 0))
     key[..., 0, dim] = 1
     return query, key, pad(value, (0, 0, 1, 0)), None if mask is None else pad(mask, (1, 0))
+
+
+def attend_operator(
+    query: torch.Tensor,
+    pages: KeyValuePages,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same on a CPU, all sequences in one call of the C++ operator, which reads the pages in place.
+
+    Where `ops.supports` says so and the operators are loaded. Args and return value as for `attend_sdpa`.
+    """
+    return ops.paged_attention(
+        query,
+        pages,
+        batch.cu_seq_q,
+        batch.seqused_k,
+        batch.block_table,
+        scale,
+        window=window,
+        sinks=None if sinks is None else sinks.float(),
+    )
 
 
 def attend_varlen(

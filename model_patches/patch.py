@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from model_patches import attention
+from model_patches import attention, fused
 from model_patches.attention import PAGED_ATTENTION, PagedBatch
+from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
@@ -21,15 +22,17 @@ class PatchedModel:
     Only this object's modules and its own config are changed; other models of the same class are untouched.
     """
 
-    def __init__(self, model: Any, geometry: RopeGeometry) -> None:
+    def __init__(self, model: Any, geometry: RopeGeometry, *, fuse: bool = True, deterministic: bool = False) -> None:
         """Patch a model in place.
 
         Args:
             model: a loaded `PreTrainedModel` for causal language modelling, in eval mode.
             geometry: its rotary geometry.
+            fuse: whether its decoder layers may be fused, see `model_patches.fused`.
+            deterministic: whether a token's bits must depend on nothing but the tokens before it.
 
         Raises:
-            UnsupportedModelError: the model has not exactly one rotary module.
+            UnsupportedModelError: the model has not exactly one rotary module; or it cannot be deterministic.
         """
         self.model = model
         self.device: torch.device = model.device
@@ -39,6 +42,16 @@ class PatchedModel:
         attention.register()
         model.set_attn_implementation(PAGED_ATTENTION)
         replace_rotary(model, self._frequencies, geometry)
+        self._fused = fused.fuse(model, geometry, self._frequencies, self._forward_unfused) if fuse else None
+        if self._fused is not None:
+            self._fused.is_deterministic = deterministic
+        elif deterministic:
+            raise UnsupportedModelError("deterministic results need decoder layers that run fused, on a CPU")
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether its decoder layers run fused; then its modules have no weights of their own."""
+        return self._fused is not None
 
     @property
     def layers(self) -> int:
@@ -104,6 +117,21 @@ class PatchedModel:
         Returns:
             float32 [R, vocabulary].
         """
+        if self._fused is not None and not self._fused.takes(batch):
+            self._fused.restore()
+            self._fused = None
+        run = self._forward_unfused if self._fused is None else self._fused.forward
+        return run(token_ids, positions, plan_rows, logits_at, batch)
+
+    @torch.inference_mode()
+    def _forward_unfused(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan_rows: torch.Tensor,
+        logits_at: torch.Tensor,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
         output = self.model(
             input_ids=token_ids[None],
             position_ids=torch.stack([positions, plan_rows])[:, None],

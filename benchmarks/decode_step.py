@@ -1,0 +1,204 @@
+"""One step of the embedded model, fused over unfused: `python -m benchmarks.decode_step`.
+
+For decode steps of several numbers of rows and prefill chunks of several lengths: milliseconds of both, interleaved,
+the minimum and the median, and what the machine itself can do in the same run: how fast it reads memory, how fast it
+multiplies bfloat16 matrices. Then a profile of the fused step: each kind of operator alone over the same shapes. Other
+processes spoil medians; minima less.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_patches.attention import PagedBatch
+from model_patches.loading.cache import default_cache_dir
+from model_patches.loading.checkpoint import read_config
+from model_patches.loading.load import load_model
+from model_patches.loading.source import resolve_model
+from model_patches.pages import KeyValuePages, PagedTensor
+from model_patches.patch import PatchedModel
+from model_patches.plan import make_plan
+from model_patches.rope_config import read_geometry
+
+PAGE_SIZE = 16
+DECODE_ROWS = (1, 4, 16, 64)
+CHUNKS = (128, 512, 2048)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass takes.
+
+    Attributes:
+        name: in the table.
+        sequences: how many.
+        tokens: of each, in this step.
+        past: tokens of each that are cached already.
+    """
+
+    name: str
+    sequences: int
+    tokens: int
+    past: int
+
+
+def steps(past: int) -> list[Step]:
+    decode = [Step(f"decode, {rows} rows of {past} cached", rows, 1, past) for rows in DECODE_ROWS]
+    return decode + [Step(f"prefill chunk of {tokens}", 1, tokens, 0) for tokens in CHUNKS]
+
+
+class Runs:
+    """One patched model over a pool of its own."""
+
+    def __init__(self, folder: Path, slots: int, *, fuse: bool) -> None:
+        loaded = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+        geometry = read_geometry(read_config(folder))
+        self.model = PatchedModel(loaded.model, geometry, fuse=fuse)
+        self.row = self.model.plan_row(make_plan(geometry, "default", 1.0, geometry.native_length))
+        shape = (slots // PAGE_SIZE, PAGE_SIZE, self.model.kv_heads, self.model.key_dim)
+        self.layers = []
+        for _ in range(self.model.layers):
+            pages = [PagedTensor.allocate(shape, torch.bfloat16, torch.device("cpu")) for _ in range(2)]
+            for tensor in pages:
+                tensor.data.normal_()
+            self.layers.append(KeyValuePages(*pages))
+
+    def forward(self, step: Step) -> torch.Tensor:
+        length, pages = step.past + step.tokens, -(-(step.past + step.tokens) // PAGE_SIZE)
+        table = torch.arange(step.sequences * pages, dtype=torch.int32).view(step.sequences, pages)
+        positions = torch.arange(step.past, length).repeat(step.sequences)
+        sequence = torch.arange(step.sequences).repeat_interleave(step.tokens)
+        slots = table[sequence, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+        cu_seq_q = torch.arange(0, step.sequences + 1, dtype=torch.int32) * step.tokens
+        lengths = torch.full((step.sequences,), length, dtype=torch.int32)
+        batch = PagedBatch(
+            layers=self.layers,
+            query_lengths=[step.tokens] * step.sequences,
+            key_lengths=[length] * step.sequences,
+            slots=slots,
+            block_table=table,
+            cu_seq_q=cu_seq_q,
+            cu_seq_k=torch.arange(0, step.sequences + 1, dtype=torch.int32) * length,
+            seqused_k=lengths,
+        )
+        token_ids = torch.arange(len(positions)) * 7919 % 49152
+        plan_rows = torch.full_like(positions, self.row)
+        return self.model.forward(token_ids, positions, plan_rows, cu_seq_q[1:].long() - 1, batch)
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each, taking turns: the minimum and the median."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(repetitions):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(1000 * (time.perf_counter() - start))
+    return {name: {"min": min(values), "median": statistics.median(values)} for name, values in times.items()}
+
+
+def limits(repetitions: int) -> dict[str, float]:
+    """GB/s of reading memory and GF/s of a bfloat16 product, the best of many."""
+    memory, matrix = (
+        torch.ones(2**28, dtype=torch.uint8).view(torch.int64),
+        torch.ones(2048, 2048, dtype=torch.bfloat16),
+    )
+    measured = interleaved({"read": lambda: memory.sum(), "product": lambda: matrix @ matrix}, repetitions)
+    return {
+        "read_gb_s": memory.nbytes / measured["read"]["min"] / 1e6,
+        "bf16_gf_s": 2 * 2048**3 / measured["product"]["min"] / 1e6,
+    }
+
+
+def profile(runs: Runs, step: Step, repetitions: int) -> dict[str, float]:
+    """Milliseconds, at best, of each kind of operator alone over all layers of a step."""
+    config, rows = runs.model.model.config, step.sequences * step.tokens
+    hidden, mlp, dim = config.hidden_size, config.intermediate_size, runs.model.key_dim
+    attended = config.num_attention_heads * dim
+    joined = attended + 2 * config.num_key_value_heads * dim
+    shapes = {"qkv": (joined, hidden), "output": (hidden, attended)}
+    shapes |= {"gate, up": (2 * mlp, hidden), "down": (hidden, mlp)}
+    kernels = torch.ops.ropewalk
+    parts: dict[str, Callable[[], Any]] = {}
+
+    def products(outputs: int, inputs: int, count: int, rows: int) -> Callable[[], None]:
+        depth, panels = -(-inputs // 32) * 32, -(-outputs // 32)
+        memory = kernels.reserve(count * panels * depth * 64).view(torch.bfloat16).view(count, panels, depth * 32)
+        memory.fill_(0.01)
+        x = torch.ones(rows, inputs, dtype=torch.bfloat16)
+
+        def run() -> None:
+            for packed in memory:
+                kernels.packed_linear(x, packed, None, outputs, torch.bfloat16)
+
+        return run
+
+    for name, (outputs, inputs) in shapes.items():
+        parts[f"product {name}"] = products(outputs, inputs, runs.model.layers, rows)
+    parts["product head"] = products(config.vocab_size, hidden, 1, step.sequences)
+    query = torch.ones(rows, config.num_attention_heads, dim, dtype=torch.bfloat16)
+    cu_seq_q = torch.arange(0, step.sequences + 1, dtype=torch.int32) * step.tokens
+    lengths = torch.full((step.sequences,), step.past + step.tokens, dtype=torch.int32)
+    pages = -(-(step.past + step.tokens) // PAGE_SIZE)
+    table = torch.arange(step.sequences * pages, dtype=torch.int32).view(step.sequences, pages)
+
+    def attention() -> None:
+        for layer in runs.layers:
+            arguments = (query, layer.keys.data, None, layer.values.data, None, cu_seq_q, lengths, table)
+            kernels.paged_attention(*arguments, dim**-0.5, 0, 0.0, None, None, False)
+
+    parts["attention"] = attention
+    parts["whole step"] = lambda: runs.forward(step)
+    best = {name: times["min"] for name, times in interleaved(parts, repetitions).items()}
+    best["norms, gates, rotation, angles, calls"] = best["whole step"] - sum(
+        value for name, value in best.items() if name != "whole step"
+    )
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--past", type=int, default=256, help="cached tokens of each decoding sequence")
+    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    arguments = parser.parse_args()
+    folder = resolve_model(None, cache_dir=default_cache_dir())
+    slots = max(max(DECODE_ROWS) * (arguments.past + PAGE_SIZE), max(CHUNKS)) + PAGE_SIZE
+    fused, unfused = (Runs(folder, slots // PAGE_SIZE * PAGE_SIZE, fuse=fuse) for fuse in (True, False))
+    machine = limits(arguments.repetitions)
+    print(f"reads {machine['read_gb_s']:.1f} GB/s, multiplies bfloat16 at {machine['bf16_gf_s']:.0f} GF/s")
+    print("| step | fused ms, min / median | unfused ms, min / median | ratio of medians |\n|---|---|---|---|")
+    results: dict[str, Any] = {"machine": machine, "steps": {}, "profiles": {}}
+    for step in steps(arguments.past):
+        timed = interleaved(
+            {"fused": lambda step=step: fused.forward(step), "unfused": lambda step=step: unfused.forward(step)},
+            arguments.repetitions,
+        )
+        results["steps"][step.name] = timed
+        ours, theirs = timed["fused"], timed["unfused"]
+        print(
+            f"| {step.name} | {ours['min']:.1f} / {ours['median']:.1f} "
+            f"| {theirs['min']:.1f} / {theirs['median']:.1f} | {theirs['median'] / ours['median']:.2f} |"
+        )
+    for step in (
+        Step("decode, 1 row", 1, 1, arguments.past),
+        Step("decode, 16 rows", 16, 1, arguments.past),
+        steps(0)[-2],
+    ):
+        results["profiles"][step.name] = parts = profile(fused, step, arguments.repetitions)
+        print(f"\n{step.name}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in parts.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
