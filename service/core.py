@@ -4,6 +4,7 @@ Verbs live elsewhere. The stage that sets a field is named beside it. No torch h
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,6 +48,8 @@ class SamplingParams:
             above 0, 1 is none.
         logprobs: how many of the likeliest tokens are reported with each token and its own log-probability; 0 reports
             its own only, None nothing.
+        prompt_logprobs: the same for the prompt's tokens, which are then computed whatever the cache holds.
+        visible_token_ids: special tokens that are part of the text; others are left out of it.
         grammar: what the text must match; it ends when nothing can follow, even before `min_tokens`.
     """
 
@@ -64,6 +67,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    visible_token_ids: frozenset[int] = frozenset()
     grammar: "Grammar | None" = None
 
 
@@ -104,6 +109,17 @@ class TokenEvent:
 
 
 @dataclass(frozen=True)
+class PromptEvent:
+    """The next of the prompt's tokens with their log-probabilities, for requests that ask for them.
+
+    Attributes:
+        tokens: without text, which the request has. The prompt's first token, which follows nothing, comes in none.
+    """
+
+    tokens: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True)
 class FinishEvent:
     """The one terminal event of a request.
 
@@ -118,7 +134,7 @@ class FinishEvent:
     error: str | None = None
 
 
-Event = TokenEvent | FinishEvent
+Event = PromptEvent | TokenEvent | FinishEvent
 
 
 class Segment(NamedTuple):
@@ -150,6 +166,7 @@ class Sequence:
     deliver: Callable[[Event], None]
     arrival_time: float = field(default_factory=time.monotonic)
     random: Random = field(init=False)
+    drawn: deque[float] = field(default_factory=deque)  # numbers of its random stream that are not used up
 
     # scheduler
     num_computed: int = 0  # tokens whose keys and values are in the pages
@@ -168,6 +185,8 @@ class Sequence:
 
     # engine, after each step
     output: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)  # guesses at what follows, computed in the next step with the rest
+    num_prompt_told: int = 1  # prompt tokens whose log-probability needs no more telling: the first has none
     first_token_time: float | None = None
     last_token_time: float | None = None
 
@@ -203,15 +222,34 @@ class Sequence:
         """Known tokens that still need a forward pass: 1 while decoding."""
         return self.num_tokens - self.num_computed
 
+    def next_draw(self, number: int = 0) -> float:
+        """A number of its random stream, uniform in [0, 1): the one that its next token is chosen with, or a later one.
+        The same until a token is chosen and its number leaves `drawn`."""
+        while len(self.drawn) <= number:
+            self.drawn.append(self.random.random())
+        return self.drawn[number]
+
     @property
     def num_tokens_at_most(self) -> int:
         """The longest that this sequence can become."""
         return len(self.prompt) + self.sampling.max_tokens
 
+    def logits_wanted(self, tokens: int) -> list[int]:
+        """After which of the next `tokens` to be computed logits are wanted, counted from the first of them: after the
+        last one that is known and the guesses that follow it, and after each that is followed by a prompt token whose
+        log-probability is to be told.
+        """
+        start, end = self.num_computed, self.num_computed + tokens
+        wanted = list(range(self.num_tokens - 1, end))
+        if self.sampling.prompt_logprobs is not None:
+            wanted = [*range(max(start, self.num_prompt_told - 1), min(end, len(self.prompt) - 1)), *wanted]
+        return [position - start for position in wanted]
+
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Known tokens from start to stop (exclusive), counted over prompt and output together."""
-        length = len(self.prompt)
-        return self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]
+        """Tokens from start to stop (exclusive), counted over prompt, output and draft together."""
+        length, known = len(self.prompt), self.num_tokens
+        tokens = self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]
+        return tokens + self.draft[: stop - known] if stop > known else tokens
 
 
 @dataclass(frozen=True)

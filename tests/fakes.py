@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
-from service.core import Event, FinishEvent, Rerotation, SamplingParams, Sequence, TokenEvent
+from service.core import Event, FinishEvent, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
 from service.engine.detokenize import TextStream
 from service.engine.engine import Engine
 from service.metrics import Metrics
@@ -68,12 +68,16 @@ class FakeRunner:
     Attributes:
         num_pages: pages in its pool.
         before_step: called with the number of each step and the step; may raise.
+        answer: what it answers to tokens and the factors that they were computed under.
+        script: tokens that the model writes after a sequence's prompt before its usual ones; None for none.
         steps: every step so far, as {request id: number of tokens}.
         rerotations: every re-rotation so far.
     """
 
     num_pages: int
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
+    script: Callable[[Sequence], list[int] | None] = lambda _: None
+    answer: Callable[[Iterable[int], Iterable[float]], int] = next_token
     steps: list[dict[str, int]] = field(default_factory=list)
     rerotations: list[Rerotation] = field(default_factory=list)
 
@@ -92,9 +96,13 @@ class FakeRunner:
                 self._slots[slot] = Cell(token, sequence.plan, sequence.plan)
             cells = [self._slots[slot] for slot in slots]
             assert all(cell is not None and cell.plan == sequence.plan for cell in cells), "a key of another plan"
-            if end == sequence.num_tokens:
-                known = [cell for cell in cells if cell is not None]
-                rows.append(next_token((cell.token for cell in known), (cell.origin.factor for cell in known)))
+            script, first = self.script(sequence) or [], len(sequence.prompt) - 1
+            for place in sequence.logits_wanted(tokens):
+                if 0 <= place + start - first < len(script):
+                    rows.append(script[place + start - first])
+                    continue
+                known = [cell for cell in cells[: start + place + 1] if cell is not None]
+                rows.append(self.answer((cell.token for cell in known), (cell.origin.factor for cell in known)))
         logits = torch.zeros(len(rows), VOCABULARY)
         logits[range(len(rows)), rows] = 10.0
         return logits
@@ -114,7 +122,10 @@ class FakeRunner:
 
 
 class ByteStream:
-    """One character for each token."""
+    """One character for each token, whichever are to be seen."""
+
+    def __init__(self, visible_token_ids: frozenset[int] = frozenset()) -> None:
+        del visible_token_ids
 
     def push(self, token_id: int) -> str:
         return chr(token_id)
@@ -131,13 +142,16 @@ class EngineUnderTest:
     max_running: int = 8
     max_batch_tokens: int = 16
     before_step: Callable[[int, Mapping[Sequence, int]], None] = lambda _number, _step: None
-    new_text_stream: Callable[[], TextStream] = ByteStream
+    new_text_stream: Callable[[frozenset[int]], TextStream] = ByteStream
     prefix_caching: bool = True
     refresh_tokens: int = 0
     policy: Policy = field(default_factory=lambda: Policy(GEOMETRY))
+    answer: Callable[[Iterable[int], Iterable[float]], int] = next_token
+    max_draft: int = 0
+    max_rows_with_drafts: int = 16
 
     def __post_init__(self) -> None:
-        self.runner = FakeRunner(self.num_pages, self.before_step)
+        self.runner = FakeRunner(self.num_pages, self.before_step, answer=self.answer)
         self.pages = PageAllocator(self.num_pages, PAGE_SIZE)
         self.scheduler = Scheduler(
             self.pages,
@@ -147,7 +161,12 @@ class EngineUnderTest:
             refresh_tokens=self.refresh_tokens,
         )
         self.metrics = Metrics(CollectorRegistry())
-        self.engine = Engine(self.runner, self.scheduler, self.new_text_stream, self.metrics, page_bytes=1)
+        self.engine = Engine(
+            *(self.runner, self.scheduler, self.new_text_stream, self.metrics),
+            page_bytes=1,
+            max_draft=self.max_draft,
+            max_rows_with_drafts=self.max_rows_with_drafts,
+        )
         self.events: dict[str, list[Event]] = {}
 
     def sequence(
@@ -171,7 +190,7 @@ class EngineUnderTest:
 
     def text(self, request_id: str) -> str:
         """All the text that a request was sent."""
-        return "".join(event.text for event in self.events[request_id])
+        return "".join(event.text for event in self.events[request_id] if not isinstance(event, PromptEvent))
 
     def token_ids(self, request_id: str) -> list[int]:
         """All the tokens that a request was sent."""

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from model_patches.attention import PagedBatch
 from model_patches.pages import KeyValuePages
 from model_patches.plan import PositionPlan
 from service import core
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,57 +42,76 @@ def build(
         device: where the model runs.
 
     Returns:
-        T = the sum of the step's tokens. Logits are asked for the last token of each sequence that has no uncomputed
-        token left after the step, in the step's order.
+        T = the sum of the step's tokens. Logits are asked for where `Sequence.logits_wanted` says so.
     """
-    spans = [(sequence, sequence.num_computed, sequence.num_computed + tokens) for sequence, tokens in step.items()]
-    stops = accumulate(step.values())
-    last = [stop - 1 for (sequence, _, end), stop in zip(spans, stops, strict=True) if end == sequence.num_tokens]
-    positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
-    rows = torch.arange(len(step)).repeat_interleave(torch.tensor(list(step.values())))
-    token_ids = [token for sequence, start, end in spans for token in sequence.tokens(start, end)]
-    plan_rows = torch.tensor([plan_row(sequence.plan) for sequence in step])[rows]
+    counts = np.fromiter(step.values(), np.int64, len(step))
+    firsts = np.cumsum(counts) - counts
+    starts = np.fromiter((sequence.num_computed for sequence in step), np.int64, len(step))
+    rows = np.repeat(np.arange(len(step)), counts)
+    positions = np.arange(len(rows)) + (starts - firsts)[rows]
+    plan_rows = np.fromiter((plan_row(sequence.plan) for sequence in step), np.int64, len(step))
+    token_ids = [
+        token
+        for sequence, tokens in step.items()
+        for token in sequence.tokens(sequence.num_computed, sequence.num_computed + tokens)
+    ]
+    logits_at = [
+        first + place
+        for first, (sequence, tokens) in zip(firsts.tolist(), step.items(), strict=True)
+        for place in sequence.logits_wanted(tokens)
+    ]
     return StepTensors(
-        token_ids=torch.tensor(token_ids).to(device, non_blocking=True),
-        positions=positions.to(device, non_blocking=True),
-        plan_rows=plan_rows.to(device, non_blocking=True),
-        logits_at=torch.tensor(last, dtype=torch.int64).to(device, non_blocking=True),
-        batch=_page(spans, positions, rows, layers, device),
+        token_ids=_on(device, np.asarray(token_ids, np.int64)),
+        positions=_on(device, positions),
+        plan_rows=_on(device, plan_rows[rows]),
+        logits_at=_on(device, np.asarray(logits_at, np.int64)),
+        batch=_page(step, positions, rows, starts, counts, layers, device),
     )
 
 
 def _page(
-    spans: Sequence[tuple[core.Sequence, int, int]],
-    positions: torch.Tensor,
-    rows: torch.Tensor,
+    step: Mapping[core.Sequence, int],
+    positions: Integers,
+    rows: Integers,
+    starts: Integers,
+    counts: Integers,
     layers: Sequence[KeyValuePages],
     device: torch.device,
 ) -> PagedBatch:
     """Find every token's place in the pool.
 
     Args:
-        spans: each sequence with the first of its tokens in this step and the one after the last.
+        step: as for `build`.
         positions: int64 [T].
-        rows: int64 [T], which of the spans a token is of.
+        rows: int64 [T], which of the step's N sequences a token is of.
+        starts: int64 [N], the position of each sequence's first token in this step.
+        counts: int64 [N], how many of them there are.
         layers: the pool.
         device: where the model runs.
     """
     page_size = layers[0].keys.shape[1]
-    query_lengths = [end - start for _, start, end in spans]
-    key_lengths = [end for _, _, end in spans]
-    block_table = pad_sequence([torch.tensor(s.pages, dtype=torch.int32) for s, _, _ in spans], batch_first=True)
-    slots = block_table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
+    block_table = np.zeros((len(step), max(len(sequence.pages) for sequence in step)), np.int32)
+    for table, sequence in zip(block_table, step, strict=True):
+        table[: len(sequence.pages)] = sequence.pages
+    pages, places = np.divmod(positions, page_size)
+    ends = starts + counts
 
-    def int32(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
+    def cumulative(lengths: Integers) -> torch.Tensor:
+        return _on(device, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
     return PagedBatch(
         layers=layers,
-        query_lengths=query_lengths,
-        key_lengths=key_lengths,
-        slots=slots.to(device, non_blocking=True),
-        block_table=block_table.to(device, non_blocking=True),
-        cu_seq_q=int32([0, *accumulate(query_lengths)]),
-        cu_seq_k=int32([0, *accumulate(key_lengths)]),
-        seqused_k=int32(key_lengths),
+        query_lengths=counts.tolist(),
+        key_lengths=ends.tolist(),
+        slots=_on(device, block_table[rows, pages].astype(np.int64) * page_size + places),
+        block_table=_on(device, block_table),
+        cu_seq_q=cumulative(counts),
+        cu_seq_k=cumulative(ends),
+        seqused_k=_on(device, ends.astype(np.int32)),
     )
+
+
+def _on(device: torch.device, numbers: npt.NDArray[Any]) -> torch.Tensor:
+    """The numbers on the device; copied while this thread goes on, where there is something to copy to."""
+    tensor = torch.from_numpy(numbers)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

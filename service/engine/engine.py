@@ -8,6 +8,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
 
 from service.core import FinishEvent, FinishReason, Sequence, Timing, TokenEvent
 from service.engine import grammar, logprobs, penalties, sampler
@@ -16,7 +19,8 @@ from service.engine.grammar import Matcher
 from service.engine.logprobs import TokenLogprobs
 from service.engine.penalties import Adjustments
 from service.engine.runner import Runner
-from service.metrics import Metrics
+from service.engine.speculation import PromptLookup
+from service.metrics import Composition, Metrics
 from service.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -31,12 +35,14 @@ class Progress:
         stops: finds its stop strings.
         adjustments: its bias and penalties, if any.
         matcher: where it is in its grammar, if it has one.
+        lookup: guesses what follows, where that can pay.
     """
 
     text: TextStream
     stops: StopStrings
     adjustments: Adjustments | None
     matcher: Matcher | None
+    lookup: PromptLookup | None
 
 
 class Engine:
@@ -46,28 +52,37 @@ class Engine:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        new_text_stream: Callable[[], TextStream],
+        new_text_stream: Callable[[frozenset[int]], TextStream],
         metrics: Metrics,
         page_bytes: int,
+        *,
+        max_draft: int = 0,
+        max_rows_with_drafts: int = 0,
     ) -> None:
         """
         Args:
             runner: computes a step.
             scheduler: chooses a step.
-            new_text_stream: makes a detokeniser for one sequence.
+            new_text_stream: makes a detokeniser for one sequence, which shows these special tokens.
             metrics: counts what happens.
             page_bytes: bytes of one page of the cache, for the metrics.
+            max_draft: guesses at what follows that are computed with a sequence's next token, at most.
+            max_rows_with_drafts: tokens that a step may have in all for guesses to be among them: more rows than that
+                cost time.
         """
         self.scheduler = scheduler
         self._runner = runner
         self._new_text_stream = new_text_stream
         self._metrics = metrics
         self._page_bytes = page_bytes
+        self._max_draft = max_draft
+        self._max_rows_with_drafts = max_rows_with_drafts
         self._live: dict[Sequence, Progress] = {}
         self.num_failures_in_a_row = 0
         pages = scheduler.pages
         metrics.cache_bytes.set(pages.num_pages * page_bytes)
         metrics.cache_pages.set(pages.num_pages)
+        metrics.cache_page_tokens.set(pages.page_size)
         metrics.cache_tokens.set(pages.num_pages * pages.page_size)
 
     def add(self, sequence: Sequence) -> None:
@@ -75,18 +90,19 @@ class Engine:
         self.scheduler.add(sequence)
         sampling = sequence.sampling
         self._live[sequence] = Progress(
-            text=self._new_text_stream(),
+            text=self._new_text_stream(sampling.visible_token_ids),
             stops=StopStrings(sampling.stop),
             adjustments=penalties.adjustments_for(sequence),
             matcher=None if sampling.grammar is None else sampling.grammar.new_matcher(),
+            lookup=PromptLookup(self._max_draft) if self._max_draft else None,
         )
         self._metrics.observe_admission(sequence)
         self._observe_load()
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence before its time; one that has ended already is left alone."""
         if sequence in self._live:
-            self._finish(sequence, FinishReason.CANCELLED)
+            self._finish(sequence, reason)
         self._observe_load()
 
     def end_all(self, reason: FinishReason) -> None:
@@ -105,14 +121,18 @@ class Engine:
             False when there was nothing to do.
         """
         preempted, evicted = self.scheduler.num_preemptions, self.scheduler.pages.num_evictions
-        step = self.scheduler.schedule()
+        with self._metrics.phase("schedule"):
+            self._propose()
+            step = self.scheduler.schedule()
+        for sequence in self.scheduler.take_promotions():
+            self._metrics.observe_promotion(sequence)
         self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted)
         self._metrics.cache_evictions.inc(self.scheduler.pages.num_evictions - evicted)
         self._rerotate(step)
         if not step:
             self.scheduler.pages.check()
             return False
-        plans = {sequence.plan for sequence in step}
+        composition = Composition.of(step)
         try:
             chosen = self._choose_tokens(step)
         except Exception as error:
@@ -123,10 +143,9 @@ class Engine:
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while computing a step")
         else:
             self.num_failures_in_a_row = 0
-            for sequence, token, reported in chosen:
-                self._advance_or_fail(sequence, token, reported)
-            self._metrics.iteration_tokens.observe(sum(step.values()))
-            self._metrics.iteration_plans.observe(len(plans))
+            for sequence, tokens in chosen.items():
+                self._take(sequence, tokens)
+            self._metrics.observe_step(composition)
         self._observe_load()
         return True
 
@@ -137,7 +156,8 @@ class Engine:
             if sequence not in self._live:
                 continue
             try:
-                self._runner.rerotate(rerotation)
+                with self._metrics.phase("rerotate"):
+                    self._runner.rerotate(rerotation)
             except Exception as error:
                 logger.exception("request %s could not move to another plan", sequence.request_id)
                 step.pop(sequence, None)
@@ -145,9 +165,36 @@ class Engine:
             else:
                 self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
 
-    def _choose_tokens(self, step: dict[Sequence, int]) -> list[tuple[Sequence, int, TokenLogprobs]]:
-        logits = self._runner.forward(step)
-        ready = self.scheduler.complete(step)
+    def _propose(self) -> None:
+        """Give sequences drafts, if the step has so few rows that some more cost little."""
+        running = self.scheduler.running
+        room = self._max_rows_with_drafts - sum(sequence.num_uncomputed for sequence in running)
+        for sequence in running:
+            live = self._live[sequence]
+            # Bias, penalties and grammars depend on the tokens before, and so does min_tokens.
+            is_plain = live.adjustments is None and live.matcher is None
+            if live.lookup is None or not is_plain or len(sequence.output) < max(1, sequence.sampling.min_tokens):
+                continue
+            sequence.draft = live.lookup.propose(sequence)[: max(0, room)]
+            room -= len(sequence.draft)
+
+    def _choose_tokens(self, step: dict[Sequence, int]) -> dict[Sequence, list[tuple[int, TokenLogprobs]]]:
+        """Compute a step.
+
+        Returns:
+            For each sequence that has no uncomputed token left the token that follows, and those that follow its
+            draft's first, second and further tokens.
+        """
+        with self._metrics.phase("forward"):
+            logits = self._runner.forward(step)
+        with self._metrics.phase("sample"):
+            return self._choose_from(logits, step)
+
+    def _choose_from(
+        self, logits: torch.Tensor, step: dict[Sequence, int]
+    ) -> dict[Sequence, list[tuple[int, TokenLogprobs]]]:
+        logits = logprobs.tell_prompts(logits, step)
+        ready = [s for s in self.scheduler.complete(step) for _ in range(1 + len(s.draft))]
         progress = [self._live[sequence] for sequence in ready]
         distributions = logprobs.distributions(logits, ready)
         penalties.apply(logits, {row: live.adjustments for row, live in enumerate(progress) if live.adjustments})
@@ -155,7 +202,26 @@ class Engine:
         sampler.forbid_early_ends(logits, ready)
         tokens = sampler.sample(logits, sampler.prepare(ready, logits.shape[-1], logits.device))
         reports = distributions.report(tokens) if distributions else [TokenLogprobs()] * len(tokens)
-        return list(zip(ready, tokens, reports, strict=True))
+        chosen: dict[Sequence, list[tuple[int, TokenLogprobs]]] = {}
+        for sequence, token, reported in zip(ready, tokens, reports, strict=True):
+            chosen.setdefault(sequence, []).append((token, reported))
+        return chosen
+
+    def _take(self, sequence: Sequence, tokens: list[tuple[int, TokenLogprobs]]) -> None:
+        """Advance a sequence by a token, and on as long as the draft has said what was chosen."""
+        draft, sequence.draft = sequence.draft, []
+        right = 0
+        for guess, (token, reported) in zip_longest(draft, tokens):
+            self._advance_or_fail(sequence, token, reported)
+            if token != guess or sequence not in self._live:
+                break
+            right += 1
+            sequence.num_computed += 1
+        if draft:
+            self._metrics.draft_tokens.inc(len(draft))
+            self._metrics.accepted_tokens.inc(right)
+        if (live := self._live.get(sequence)) is not None and live.lookup is not None:
+            live.lookup.learn(len(draft), right)
 
     def _advance_or_fail(self, sequence: Sequence, token: int, reported: TokenLogprobs) -> None:
         try:
@@ -172,6 +238,8 @@ class Engine:
         sequence.first_token_time = sequence.first_token_time or now
         sequence.last_token_time = now
         sequence.output.append(token)
+        if sequence.drawn:
+            sequence.drawn.popleft()
         sampling, live = sequence.sampling, self._live[sequence]
         complete = live.matcher is not None and live.matcher.consume(token)
         if token in sampling.end_token_ids:

@@ -49,12 +49,13 @@ class Prefixes:
         self.enabled = enabled
 
     def candidates(self, sequence: Sequence) -> Iterator[Prefix]:
-        """What a sequence without pages can start with, best first; last of all nothing.
+        """What a sequence without pages can start with, best first; last of all nothing. Only that for one whose
+        prompt's log-probabilities are wanted: they take the whole computation.
 
         One token at least stays to be computed under the plan that it starts with: its logits are wanted, or it is what
         the step consists of.
         """
-        if self.enabled:
+        if self.enabled and sequence.sampling.prompt_logprobs is None:
             self._digest(sequence)
             same_plan = self._of_own_history(sequence)
             pristine = len(sequence.history) == 1 and sequence.rung == 0 and not sequence.output

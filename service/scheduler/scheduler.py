@@ -8,6 +8,8 @@ from service.cache.pages import PageAllocator
 from service.core import PageMove, Rerotation, Segment, Sequence
 from service.scheduler.prefixes import Prefixes
 
+PROMPT_LOGITS_AT_ONCE = 512  # logits of a whole vocabulary after each token take much memory
+
 
 class Scheduler:
     """Decides each step and owns the sequences that wait and run.
@@ -52,6 +54,7 @@ class Scheduler:
         self._refresh_tokens = refresh_tokens
         self._prefixes = Prefixes(pages, enabled=prefix_caching)
         self._rerotations: list[Rerotation] = []
+        self._promotions: list[Sequence] = []
         self._clock = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -75,16 +78,19 @@ class Scheduler:
             returns then has to be carried out first.
         """
         for sequence in list(self.running):
-            if sequence in self.running and sequence.num_computed == sequence.num_computable:
+            if sequence.num_computed == sequence.num_computable and sequence in self.running:
                 self._change_plan(sequence)
         self._start_waiting()
         step: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.deadline)):
-            tokens = min(sequence.num_uncomputed, sequence.num_computable - sequence.num_computed, budget)
+            room = min(sequence.num_computable - sequence.num_computed, budget)
+            tokens = min(sequence.num_uncomputed, room)
+            if sequence.sampling.prompt_logprobs is not None:
+                tokens = min(tokens, PROMPT_LOGITS_AT_ONCE)
             if tokens > 0 and sequence in self.running and self._extend(sequence, step):
-                step[sequence] = tokens
-                budget -= tokens
+                step[sequence] = tokens + self._keep_draft(sequence, room - tokens)
+                budget -= step[sequence]
         self._clock += sum(step.values())
         for sequence in step:
             if sequence.scheduled_time is None:
@@ -96,14 +102,19 @@ class Scheduler:
         rerotations, self._rerotations = self._rerotations, []
         return rerotations
 
+    def take_promotions(self) -> list[Sequence]:
+        """The sequences that have moved to a higher rung since the last time."""
+        promotions, self._promotions = self._promotions, []
+        return promotions
+
     def complete(self, step: dict[Sequence, int]) -> list[Sequence]:
-        """Record that a step was computed.
+        """Record that a step was computed. Of a draft it counts nothing: who chooses tokens knows what was right.
 
         Returns:
             The sequences that now need their next token.
         """
         for sequence, tokens in step.items():
-            sequence.num_computed += tokens
+            sequence.num_computed = min(sequence.num_computed + tokens, sequence.num_tokens)
             self._prefixes.offer(sequence)
         return [sequence for sequence in step if sequence.num_uncomputed == 0]
 
@@ -136,6 +147,23 @@ class Scheduler:
             sequence.pages += self.pages.allocate(missing)
         return True
 
+    def _keep_draft(self, sequence: Sequence, room: int) -> int:
+        """Cut a sequence's draft to what there is room for, without taking a page from anybody.
+
+        Args:
+            sequence: will be computed to its last known token.
+            room: tokens that the step, and the sequence's plan, have left.
+
+        Returns:
+            How many tokens of the draft are left.
+        """
+        if sequence.draft:
+            free = (len(sequence.pages) + self.pages.num_free) * self.pages.page_size - sequence.num_tokens
+            sequence.draft = sequence.draft[: max(0, min(room, free))]
+            missing = self.pages.pages_for(sequence.num_tokens + len(sequence.draft)) - len(sequence.pages)
+            sequence.pages += self.pages.allocate(max(0, missing))
+        return len(sequence.draft)
+
     def _change_plan(self, sequence: Sequence) -> None:
         """Move a sequence that has come to the end of its plan to the next one."""
         replayed = sequence.stage + 1 < len(sequence.history)
@@ -155,6 +183,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Add the next rung to a sequence's history. It begins with the latest tokens, which are computed again."""
         sequence.rung += 1
+        self._promotions.append(sequence)
         sequence.num_rerotations += 1
         start = sequence.num_computed - self._refresh_tokens
         past = [segment for segment in sequence.history if segment.start < start]
@@ -166,6 +195,7 @@ class Scheduler:
         """Compute a running sequence anew, as if it had been admitted under the next rung."""
         self._release(sequence)
         sequence.rung += 1
+        self._promotions.append(sequence)
         sequence.history = [Segment(0, sequence.last_plan)]
         while not self._attach_pages(sequence, spare=0):
             if self._preempt_youngest({}) is sequence:
@@ -215,5 +245,5 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pages.release(sequence.pages)
         self._rerotations = [rerotation for rerotation in self._rerotations if rerotation.sequence is not sequence]
-        sequence.pages = []
+        sequence.pages, sequence.draft = [], []
         sequence.num_computed = sequence.stage = sequence.num_indexed = sequence.num_private = 0

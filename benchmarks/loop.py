@@ -1,0 +1,110 @@
+"""What a step costs beside the model: scheduling, tensors, sampling, text, events.
+
+A runner stands in for the model that lays out the step as the real one does and returns logits made beforehand, so what
+is measured is all that the engine's thread does in Python. Run it on an idle machine:
+
+    python benchmarks/loop.py [--rows 1 16 64] [--steps 200] [--profile]
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import statistics
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from model_patches.geometry import RopeGeometry
+from model_patches.loading.cache import default_cache_dir
+from model_patches.loading.source import resolve_model
+from model_patches.pages import KeyValuePages
+from service import core
+from service.cache.pages import PageAllocator
+from service.cache.pool import CacheShape, allocate_pool
+from service.core import SamplingParams, Sequence
+from service.engine import batch
+from service.engine.detokenize import Detokenizer
+from service.engine.engine import Engine
+from service.metrics import Metrics
+from service.scaling.policy import Policy
+from service.scheduler.scheduler import Scheduler
+
+VOCABULARY = 49152
+PAGE_SIZE = 16
+PROMPT = 256
+
+
+class NoModel:
+    """A runner that does everything but compute."""
+
+    def __init__(self, layers: list[KeyValuePages], logits: torch.Tensor) -> None:
+        self._layers = layers
+        self._logits = logits
+
+    def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
+        tensors = batch.build(step, self._layers, lambda _: 0, torch.device("cpu"))
+        return self._logits[: len(tensors.logits_at)].clone()
+
+    def rerotate(self, rerotation: core.Rerotation) -> None:
+        raise AssertionError(rerotation)
+
+
+def make_engine(rows: int, sampling: SamplingParams) -> Engine:
+    """An engine whose rows have been prefilled and are about to decode."""
+    geometry = RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192)
+    policy = Policy(geometry)
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(None, cache_dir=default_cache_dir())).backend_tokenizer
+    pages = PageAllocator(rows * 64, PAGE_SIZE)
+    layers = allocate_pool(CacheShape(1, PAGE_SIZE, 1, 8, 8, torch.float32), 1, torch.device("cpu"))
+    scheduler = Scheduler(pages, max_running=rows, max_batch_tokens=rows * PROMPT)
+    logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    engine = Engine(
+        NoModel(layers, logits), scheduler, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()), 1
+    )
+    for row in range(rows):
+        prompt = [100 + row] * PROMPT
+        engine.add(Sequence(str(row), prompt, policy.choose(PROMPT, 700), sampling, deliver=lambda _: None))
+    engine.step()
+    return engine
+
+
+def measure(rows: int, steps: int, sampling: SamplingParams) -> float:
+    """Median milliseconds of a step: of the thread's own work, whatever else the machine does."""
+    engine, times = make_engine(rows, sampling), []
+    for _ in range(steps):
+        start = time.thread_time()
+        engine.step()
+        times.append(time.thread_time() - start)
+    return 1000 * statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    kinds = {
+        "greedy": SamplingParams(max_tokens=700, temperature=0.0),
+        "sampled": SamplingParams(max_tokens=700, temperature=0.8, top_p=0.95, seed=1),
+    }
+    for name, sampling in kinds.items():
+        for rows in arguments.rows:
+            print(
+                json.dumps({"sampling": name, "rows": rows, "ms": round(measure(rows, arguments.steps, sampling), 3)})
+            )
+    if arguments.profile:
+        engine = make_engine(max(arguments.rows), kinds["greedy"])
+        with cProfile.Profile() as profile:
+            for _ in range(arguments.steps):
+                engine.step()
+        pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
+
+
+if __name__ == "__main__":
+    main()
