@@ -1,8 +1,14 @@
 # Everything runs in an environment of its own, made on first use.
-#   make serve [MODEL=folder|file.gguf|hub-name] [PORT=8000] [ARGS="--max-running 8"]
-#   make test        core tests
-#   make test-all    those, and the long ones
-#   make check       lint, format and types
+#   make help            this
+#   make serve           serve a model:
+#                        [MODEL=folder|file.gguf|hub-name] [HOST=127.0.0.1] [PORT=8000] [ARGS="--max-running 8"]
+#   make test            core tests
+#   make test-all        those, and the long ones
+#   make check           lint, format and types
+#   make setup           what tests need, without running any
+#   make default-model   fetch and convert the embedded default model
+#   make operators       compile the C++ operators, if there is a compiler
+#   with any of them:    [PYTHON=python3] to make the environment of, [VENV=.venv] to make it in
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -15,7 +21,7 @@ ARGS   =
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help setup serve test test-all check default-model
+.PHONY: help setup serve test test-all check default-model operators
 .DELETE_ON_ERROR:
 
 help:
@@ -34,7 +40,10 @@ $(VENV)/.test: $(VENV)/.runtime
 default-model: $(VENV)/.runtime
 	$(BIN)/ropewalk fetch-default
 
-setup: $(VENV)/.test default-model
+operators: $(VENV)/.runtime
+	-$(BIN)/ropewalk build-operators
+
+setup: $(VENV)/.test default-model operators
 
 serve: $(VENV)/.runtime $(if $(MODEL),,default-model)
 	$(BIN)/ropewalk serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)

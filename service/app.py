@@ -9,7 +9,7 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from service.api import generating, health, models
+from service.api import document, generating, health, limits, models
 from service.api.auth import PROBED_PATHS, BearerKey, Keys
 from service.api.body_limit import BodyLimit
 from service.api.errors import install_error_handlers
@@ -49,6 +49,8 @@ def create_app(
         loop = asyncio.get_running_loop()
         server = app.state.server = Server(settings, inspected, metrics, Mailbox(loop), Traffic(settings, metrics))
 
+        metrics.ready.set_function(lambda: server.is_ready)
+
         def load_in_background() -> None:
             try:
                 report: Callable[[], None] = partial(server.set_loaded, load())
@@ -73,8 +75,8 @@ def create_app(
     keys = app.state.keys = Keys(settings)
     # The last is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_silence=settings.client_timeout_seconds)
+    open_paths = PROBED_PATHS if settings.metrics_need_key else PROBED_PATHS | {"/metrics"}
     if keys:
-        open_paths = PROBED_PATHS if settings.metrics_need_key else PROBED_PATHS | {"/metrics"}
         app.add_middleware(BearerKey, keys=keys, open_paths=open_paths, metrics=metrics)
     if settings.cors_origins is not None:  # browsers ask first, without the key
         app.add_middleware(
@@ -88,6 +90,9 @@ def create_app(
     install_error_handlers(app, metrics)
     for router in (generating.router, models.router, health.router):
         app.include_router(router)
+    described = app.openapi()  # which is made once and kept
+    limits.in_schema(settings, described)
+    document.complete(settings, inspected.policy, open_paths if keys else None, described)
     return app
 
 

@@ -7,6 +7,7 @@ that cannot be served is refused before a port is opened; `load` reads the weigh
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from model_patches.attention import page_size_for
 from model_patches.errors import ModelError
+from model_patches.kernels import build as operators
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.checkpoint import check_config, read_config
 from model_patches.loading.clex_weights import read_clex_weights, with_clex_weights
@@ -29,6 +31,7 @@ from model_patches.rope_config import read_geometry
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
+from service.chat.template import ChatTemplate
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
@@ -47,6 +50,8 @@ DTYPES = {
     **{"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32},
     **{"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
 }
+ROWS_THAT_COST_LITTLE = {"cpu": 16, "cuda": 64}
+"""Tokens in a step beside which reading the weights is what takes time."""
 CACHE_DTYPES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
@@ -78,6 +83,7 @@ class LoadedServer:
         vocabulary: how many token ids the model knows.
         longest_token: see `longest_token_bytes`.
         grammars: compiles what a text must match.
+        chat_template: the model's, looked at once.
     """
 
     engine: EngineThread
@@ -86,6 +92,7 @@ class LoadedServer:
     vocabulary: int
     longest_token: int | None
     grammars: GrammarFactory
+    chat_template: ChatTemplate
 
 
 def inspect(settings: Settings) -> InspectedModel:
@@ -130,9 +137,16 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
             trust_remote_code=settings.trust_remote_code,
         )
         loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-        model = PatchedModel(loaded.model, policy.geometry)
+        weights = loaded.model.get_memory_footprint()
+        if settings.cpu_operators and device.type == "cpu":
+            operators.load()
+        model = PatchedModel(
+            loaded.model, policy.geometry, fuse=settings.cpu_operators, deterministic=settings.deterministic
+        )
     except ModelError as error:
         raise StartupError(str(error)) from error
+    if settings.chat_template is not None:
+        loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
     kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype)
     shape = CacheShape(
         layers=model.layers,
@@ -154,13 +168,18 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     runner = ModelRunner(model, allocate_pool(shape, num_pages, device))
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
-        Engine(runner, scheduler, lambda: Detokenizer(tokenizer), metrics, shape.page_bytes),
+        Engine(
+            *(runner, scheduler, partial(Detokenizer, tokenizer), metrics, shape.page_bytes),
+            max_draft=settings.num_speculative_tokens,
+            max_rows_with_drafts=ROWS_THAT_COST_LITTLE[device.type],
+        ),
         metrics,
         max_running=settings.max_running,
         max_queued=settings.max_queued,
     )
     engine.start()
     engine.run(lambda: warm_up(runner, pages, policy))
+    metrics.memory.held = {"weights": weights, "cache": num_pages * shape.page_bytes}
     metrics.cache_requests.set(num_pages * shape.page_size / policy.max_length)
     _log_ready(inspected, shape, num_pages)
     return LoadedServer(
@@ -170,7 +189,15 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         loaded.model.config.vocab_size,
         longest_token_bytes(tokenizer),
         GrammarFactory(tokenizer, loaded.generation.end_token_ids),
+        ChatTemplate(loaded.tokenizer),
     )
+
+
+def _read_chat_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise StartupError(f"the chat template {file} cannot be read: {error}") from error
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:

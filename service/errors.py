@@ -4,6 +4,7 @@
     ├── StartupError              the server cannot start as configured
     └── RequestError              one request is refused; carries param and code
         ├── ContextLengthError    prompt, or prompt + max_tokens, above the maximum length
+        ├── LimitError            a value is within the field's range, but above a limit that the operator set
         ├── WishError             the request's `rope` wish cannot be granted
         ├── UnknownModelError     the request names a model that is not served here
         ├── KeyRequiredError      the request has no valid key
@@ -53,6 +54,10 @@ class ContextLengthError(RequestError):
     """The request does not fit the maximum length."""
 
     code = "context_length_exceeded"
+
+
+class LimitError(RequestError):
+    """A value is above a limit of this server's settings; the code is the setting's name with `_exceeded`."""
 
 
 class WishError(RequestError):

@@ -1,7 +1,8 @@
 """Every setting of the server, its default and its limits.
 
 A setting comes from the command line (`--max-running 8`), the environment (`ROPEWALK_MAX_RUNNING=8`) or a TOML or YAML
-file (`max_running = 8`), in this order of precedence. Knows nothing of what the settings do.
+file (`max_running = 8`), in this order of precedence; an empty variable counts as not set. Knows nothing of what the
+settings do.
 """
 
 import re
@@ -9,7 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, PlainValidator, SecretStr, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PlainValidator,
+    SecretStr,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -19,6 +29,7 @@ from pydantic_settings import (
 )
 
 from service.config_files import read_named_values
+from service.environment import PREFIX
 from service.logs import LogFormat
 from service.scaling.options import LONGEST, Ladder, NativeRope, Wishes
 from service.scaling.wish import Growth, PrefixReuse
@@ -61,19 +72,30 @@ def _listed_origins(value: Any) -> Any:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
-Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"\*|https?://[^/\s]+", value):
+        raise ValueError("must be an origin without a path (https://a.example), or *")
+    return value
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
 """Where a page comes from, as browsers write it: without a path, not even a closing slash."""
 
 
 class Settings(BaseSettings):
     """The settings of `ropewalk serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="ROPEWALK_", extra="forbid", frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+    )
 
     model: str | None = Field(None, description="model folder, GGUF file or hub name; none: the embedded default")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
     trust_remote_code: bool = Field(False, description="run Python code that comes with a model")
     served_model_name: str | None = Field(None, description="the model's name in the API; default: from the model")
+    chat_template: Path | None = Field(
+        None, description="file with a chat template (Jinja), instead of the model's own"
+    )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for any free one")
     api_key: SecretStr | None = Field(
@@ -89,6 +111,13 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Dtype = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
+    )
+    cpu_operators: bool = Field(
+        True, description="run on the C++ operators where there is a compiler; --no-cpu-operators: on torch's own"
+    )
+    deterministic: bool = Field(
+        False,
+        description="the same request gives the same bits alone and under load, in whatever steps it is computed",
     )
     native_length: int | None = Field(
         None, ge=2, le=LONGEST, description="tokens to treat as the native length; for trying growth on short texts"
@@ -140,6 +169,12 @@ class Settings(BaseSettings):
         True, description="keep what was computed for requests that begin alike; --no-prefix-caching switches it off"
     )
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")
+    num_speculative_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="guesses from a request's own text that are computed with its next token, at most; 0 for none",
+    )
     max_running: int = Field(64, ge=1, description="requests that run at a time, at most")
     max_queued: int = Field(256, ge=1, description="requests that wait to run, at most")
     max_queued_tokens: int | None = Field(
@@ -148,6 +183,15 @@ class Settings(BaseSettings):
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests that one key has under way, at most; default: no limit"
     )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="tokens of one prompt, at most; default: what the maximum length leaves"
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="tokens that one request may generate for each choice, at most; default: likewise"
+    )
+    max_choices: int = Field(128, ge=1, description="choices of one request, at most: its prompts times n")
+    max_stop_strings: int = Field(16, ge=0, description="stop strings of one request, at most")
+    max_stop_length: int = Field(1024, ge=1, description="characters of one stop string, at most")
     request_timeout_seconds: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="time that a request may take, queue included; default: no limit"
     )
@@ -173,6 +217,10 @@ class Settings(BaseSettings):
         """The options of the positional policy that are set here, under the names that a policy file has for them."""
         values = {option: getattr(self, name) for option, name in ROPE_OPTIONS.items()}
         return {option: value for option, value in values.items() if value is not None}
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as JSON has them; of a secret only that there is one."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @model_validator(mode="after")
     def _every_running_request_gets_a_token(self) -> Self:

@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ from model_patches.loading.generation import GenerationDefaults
 from service import build
 from service.app import create_app
 from service.build import InspectedModel, LoadedServer
+from service.chat.template import ChatTemplate
 from service.core import Sequence
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
@@ -58,21 +60,21 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each ASCII character, its code; the first four codes are special tokens instead."""
+def byte_tokenizer(special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:
+    """One token for each ASCII character, its code; the first codes are special tokens instead."""
     printable = [number for number in range(256) if 33 <= number <= 126 or 161 <= number <= 172 or number >= 174]
     shifted = [number for number in range(256) if number not in printable]
     letters = {number: chr(number) for number in printable} | {
         number: chr(256 + place) for place, number in enumerate(shifted)
     }
-    tokens = {letters[number]: number for number in range(len(SPECIAL_TOKENS), VOCABULARY)}
-    tokens |= {token: number for number, token in enumerate(SPECIAL_TOKENS)}
+    tokens = {letters[number]: number for number in range(len(special_tokens), VOCABULARY)}
+    tokens |= {token: number for number, token in enumerate(special_tokens)}
     backend = Tokenizer(models.BPE(tokens, []))
-    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast
-    return make(tokenizer_object=backend, eos_token=SPECIAL_TOKENS[END_TOKEN], chat_template=CHAT_TEMPLATE)
+    return make(tokenizer_object=backend, eos_token=special_tokens[END_TOKEN], chat_template=CHAT_TEMPLATE)
 
 
 class StepGate:
@@ -156,7 +158,8 @@ class HttpServer:
         self.url = f"http://127.0.0.1:{self._uvicorn.servers[0].sockets[0].getsockname()[1]}"
         self.client = self.new_client()
         if self.wait_ready:
-            wait_until(lambda: self.client.get("/ready").status_code == 200, "the server is ready")
+            wait_until(lambda: bool(self.failures) or self._is_ready(), "the server is ready")
+            assert not self.failures, self.failures
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -235,6 +238,9 @@ class HttpServer:
             for sample in family.samples
         }
 
+    def _is_ready(self) -> bool:
+        return self.client.get("/ready").status_code == 200
+
     def _load(self) -> LoadedServer:
         self.loaded = self.load()
         return self.loaded
@@ -256,6 +262,17 @@ class FakeServer(HttpServer):
     gate: StepGate = field(default_factory=StepGate)
     parts: EngineUnderTest = field(default_factory=EngineUnderTest)
 
+    def writes(self, *texts: str) -> None:
+        """From here on have the model write a text and end, whatever the prompt; of several, each choice its own."""
+        assert self.loaded is not None
+        encode = self.loaded.tokenizer.backend_tokenizer.encode
+        scripts = [[*encode(text).ids, END_TOKEN] for text in texts]
+
+        def script(sequence: Sequence) -> list[int]:
+            return scripts[0 if len(scripts) == 1 else int(sequence.request_id.rpartition("-")[2])]
+
+        self.parts.runner.script = script
+
 
 def fake_server(
     *,
@@ -265,10 +282,12 @@ def fake_server(
     before_load: Callable[[], None] = lambda: None,
     wait_ready: bool = True,
     num_pages: int = 512,
+    native_length: int = GEOMETRY.native_length,
+    special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
     **settings: Any,
 ) -> FakeServer:
-    """A server on the fake model, greedy unless a request says otherwise: native length 64, maximum length 256. Prompts
-    are computed whole unless `prefix_caching` is set.
+    """A server on the fake model, greedy unless a request says otherwise: native length 64, maximum length four times
+    as much. Prompts are computed whole unless `prefix_caching` is set.
 
     Args:
         end_tokens: of the model.
@@ -277,6 +296,8 @@ def fake_server(
         before_load: runs while the server is not ready; may wait or raise.
         wait_ready: False to get the server before it is ready.
         num_pages: of the pool, of four tokens each.
+        native_length: of the model, in tokens.
+        special_tokens: of its tokenizer.
         settings: of the server.
     """
     checked = Settings(**{"max_running": 8, "max_batch_tokens": 16, "prefix_caching": False} | settings)
@@ -284,20 +305,22 @@ def fake_server(
     parts = EngineUnderTest(
         num_pages, checked.max_running, checked.max_batch_tokens, gate, prefix_caching=checked.prefix_caching
     )
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(special_tokens)
     tokenizer.chat_template = chat_template
 
     def load() -> LoadedServer:
         before_load()
         backend: Tokenizer = tokenizer.backend_tokenizer
-        core = Engine(parts.runner, parts.scheduler, lambda: Detokenizer(backend), parts.metrics, page_bytes=100)
+        core = Engine(parts.runner, parts.scheduler, partial(Detokenizer, backend), parts.metrics, page_bytes=100)
         engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)
         grammars = GrammarFactory(backend, defaults.end_token_ids)
-        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, build.longest_token_bytes(backend), grammars)
+        longest = build.longest_token_bytes(backend)
+        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, longest, grammars, ChatTemplate(tokenizer))
 
-    inspected = InspectedModel(MODEL, Policy(GEOMETRY), torch.device("cpu"), torch.float32)
+    geometry = replace(GEOMETRY, original_length=native_length, native_length=native_length)
+    inspected = InspectedModel(MODEL, Policy(geometry), torch.device("cpu"), torch.float32)
     return FakeServer(checked, inspected, parts.metrics, load, wait_ready, gate=gate, parts=parts)
 
 

@@ -1,16 +1,18 @@
 """From a request's body to an admitted request: tokens, plan, sampling, queue. Knows no HTTP."""
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from service.api import limits
 from service.api.auth import caller
-from service.api.constraints import constraint_of
-from service.api.requests import ChatMessage, Prompt, RopeWishFields, SamplingFields
+from service.api.constraints import Constraint
+from service.api.requests import Prompt, RopeWishFields, SamplingFields
 from service.api.state import Server
 from service.build import LoadedServer
 from service.core import SamplingParams
-from service.engine.handle import RequestHandle
+from service.engine.handle import Choice, RequestHandle
 from service.errors import ContextLengthError, RequestError
 from service.logs import request_id
 from service.scaling.policy import PlanChoice, RopeWish
@@ -18,47 +20,83 @@ from service.scaling.policy import PlanChoice, RopeWish
 T = TypeVar("T")
 
 
-async def admit(
-    server: Server,
-    prompt: Prompt,
-    fields: SamplingFields,
-    *,
-    id_prefix: str,
-    max_tokens: int | None,
-    logprobs: int | None,
-    add_special_tokens: bool = True,
-) -> RequestHandle:
-    """Check a request, choose its plan and put it into the queue.
+@dataclass(frozen=True)
+class Order:
+    """What a route asks to be generated.
+
+    Attributes:
+        id_prefix: what the request's id begins with.
+        fields: the request's body.
+        num_prompts: how many prompts `read_prompts` will return.
+        read_prompts: does the work of turning them into token ids; called once there is room for the request.
+        max_tokens: what the request asks for, under whichever name it has on its route.
+        n: choices of each prompt.
+        logprobs: likeliest tokens that are told beside each token, None for no log-probabilities.
+        prompt_logprobs: the same for the prompt's tokens.
+        constraint: says, once the prompts have been read, what the text must match.
+        visible_tokens: special tokens that are part of the text.
+    """
+
+    id_prefix: str
+    fields: SamplingFields
+    num_prompts: int
+    read_prompts: Callable[[], Awaitable[list[list[int]]]]
+    max_tokens: int | None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    constraint: Callable[[], Constraint | None] = lambda: None
+    visible_tokens: frozenset[int] = frozenset()
+
+
+async def admit(server: Server, order: Order) -> RequestHandle:
+    """Check a request, choose the plans of its prompts and put it into the queue.
 
     Args:
         server: the server; must be ready.
-        prompt: text, or token ids.
-        fields: the request's body.
-        id_prefix: what the request's id begins with.
-        max_tokens: what the request asks for, under whichever name it has on its route.
-        logprobs: likeliest tokens that are told beside each token, None for no log-probabilities.
-        add_special_tokens: whether text gets what the tokenizer puts around it; a rendered chat has it already.
+        order: the request.
+
+    Returns:
+        The request; its choices come prompt by prompt.
 
     Raises:
         RequestError: the request is refused; it was not admitted.
     """
     loaded, since = server.require_loaded(), asyncio.get_running_loop().time()
-    timeout = _timeout(fields.timeout, server.settings.request_timeout_seconds)
-    server.traffic.ensure_room(loaded.engine, caller.get())
-    constraint = constraint_of(fields)
-    token_ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
-    choice = choose_plan(server, len(token_ids), max_tokens, fields.rope)
-    sampling = _sampling(fields, choice, loaded, logprobs)
-    if constraint is not None:
-        grammar = await asyncio.to_thread(loaded.grammars.compile, constraint.spec, param=constraint.param)
-        sampling = replace(sampling, grammar=grammar)
-    server.traffic.ensure_room(loaded.engine, caller.get())  # again: others may have come meanwhile
-    name = f"{id_prefix}-{request_id.get()}"
-    handle = RequestHandle(loaded.engine, server.mailbox, name, token_ids, choice, sampling)
+    settings, fields, choices = server.settings, order.fields, order.num_prompts * order.n
+    timeout = _timeout(fields.timeout, settings.request_timeout_seconds)
+    limits.check_fields(settings, fields, max_tokens=order.max_tokens, choices=choices)
+    server.traffic.ensure_room(loaded.engine, caller.get(), choices)
+    prompts = await order.read_prompts()
+    planned = [_plan(server, order, prompt) for prompt in prompts]
+    if (constraint := order.constraint()) is not None:
+        spec, param = constraint
+        grammar = await asyncio.wrap_future(loaded.grammars.begin(spec, param=param))
+        planned = [choice._replace(sampling=replace(choice.sampling, grammar=grammar)) for choice in planned]
+    server.traffic.ensure_room(loaded.engine, caller.get(), choices)  # again: others may have come meanwhile
+    name = f"{order.id_prefix}-{request_id.get()}"
+    every = [_nth(choice, number) for choice in planned for number in range(order.n)]
+    handle = RequestHandle(loaded.engine, server.mailbox, name, every)
     server.traffic.add(handle, caller.get())
+    server.metrics.request_n.observe(order.n)
     if timeout is not None:
         handle.end_within(timeout, since=since)
     return handle
+
+
+def _plan(server: Server, order: Order, prompt: list[int]) -> Choice:
+    """What is generated after one prompt."""
+    limits.check_prompt(server.settings, len(prompt))
+    choice = choose_plan(server, len(prompt), order.max_tokens, order.fields.rope)
+    return Choice(prompt, choice, _sampling(order, choice, server.require_loaded()))
+
+
+def _nth(choice: Choice, number: int) -> Choice:
+    """One of several choices of a prompt; each has a random stream of its own."""
+    seed = choice.sampling.seed
+    if number == 0 or seed is None:
+        return choice
+    return choice._replace(sampling=replace(choice.sampling, seed=seed + number))
 
 
 def _timeout(asked: float | None, longest: float | None) -> float | None:
@@ -89,25 +127,6 @@ async def tokenize(server: Server, prompt: Prompt, *, add_special_tokens: bool) 
     return prompt
 
 
-def render_chat(server: Server, messages: list[ChatMessage]) -> str:
-    """A conversation as the model's chat template writes it.
-
-    Raises:
-        RequestError: the model has no template, or its template refuses the messages.
-    """
-    tokenizer = server.require_loaded().tokenizer
-    if tokenizer.chat_template is None:
-        raise RequestError(f"{server.inspected.name} has no chat template: use /v1/completions", param="messages")
-    try:
-        text = tokenizer.apply_chat_template(
-            [message.for_template() for message in messages], add_generation_prompt=True, tokenize=False
-        )
-    except Exception as error:  # a template is the model's own little program and can fail in any way
-        raise RequestError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
-    assert isinstance(text, str)
-    return text
-
-
 def check_token_ids(token_ids: list[int], loaded: LoadedServer, *, param: str) -> None:
     """Refuse token ids that the model does not have."""
     largest = max(token_ids, default=0)
@@ -127,28 +146,29 @@ def _check_text_length(text: str, loaded: LoadedServer, max_length: int) -> None
 
 
 def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish: RopeWishFields | None) -> PlanChoice:
-    """What the policy chooses.
+    """What the policy chooses; without max_tokens, for no more than the server allows.
 
     Raises:
         ContextLengthError, WishError: see `Policy.choose`.
     """
     wished = None if wish is None else RopeWish(**wish.model_dump())
-    return server.inspected.policy.choose(prompt_tokens, max_tokens, wished)
+    policy, most = server.inspected.policy, server.settings.max_output_tokens
+    choice = policy.choose(prompt_tokens, max_tokens, wished)
+    if max_tokens is None and most is not None and choice.max_tokens > most:
+        return policy.choose(prompt_tokens, most, wished)
+    return choice
 
 
-def _sampling(
-    fields: SamplingFields,
-    choice: PlanChoice,
-    loaded: LoadedServer,
-    logprobs: int | None,
-) -> SamplingParams:
+def _sampling(order: Order, choice: PlanChoice, loaded: LoadedServer) -> SamplingParams:
     """The request's own values, then the model's, then none."""
+    fields, model = order.fields, loaded.generation
     min_tokens = fields.min_tokens or 0
     if min_tokens > choice.max_tokens:
         message = f"min_tokens is {min_tokens}; at most {choice.max_tokens} tokens can be generated"
         raise RequestError(message, param="min_tokens")
     check_token_ids(list(fields.logit_bias or {}), loaded, param="logit_bias")
-    model = loaded.generation
+    check_token_ids(fields.stop_token_ids or [], loaded, param="stop_token_ids")
+    own_ends = frozenset() if fields.ignore_eos else model.end_token_ids
     return SamplingParams(
         max_tokens=choice.max_tokens,
         min_tokens=min_tokens,
@@ -158,12 +178,14 @@ def _sampling(
         min_p=_first(fields.min_p, model.min_p, 0.0),
         seed=fields.seed,
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
-        end_token_ids=frozenset() if fields.ignore_eos else model.end_token_ids,
+        end_token_ids=own_ends.union(fields.stop_token_ids or ()),
         logit_bias=fields.logit_bias or {},
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_first(fields.repetition_penalty, model.repetition_penalty, 1.0),
-        logprobs=logprobs,
+        logprobs=order.logprobs,
+        prompt_logprobs=order.prompt_logprobs,
+        visible_token_ids=order.visible_tokens,
     )
 
 

@@ -1,13 +1,15 @@
 """From errors to HTTP answers in OpenAI's shape. The one place where a status code is chosen."""
 
-import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from service.api.requests import FIELD_NAMES
@@ -25,6 +27,8 @@ from service.errors import (
 )
 from service.logs import HEADER, request_id
 from service.metrics import Metrics
+from service.problems import SHOWN_VALUE_LENGTH, fields_at, is_mistyped, shown, wanted
+from service.suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +51,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorResponse, "description": "The request took longer than it may, or its body did not come"},
     413: {"model": ErrorResponse, "description": "The body is too large"},
     429: {"model": ErrorResponse, "description": "Too many requests are waiting or under way; see Retry-After"},
-    500: {"model": ErrorResponse, "description": "Generation failed"},
+    500: {"model": ErrorResponse, "description": "Generation failed, or the program has a fault"},
     503: {"model": ErrorResponse, "description": "The model is still loading, or the server is shutting down"},
 }
 """What the API's description says of them."""
-
-SHOWN_VALUE_LENGTH = 100
-ABOUT_NAMES = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}
 
 
 def error_body(error: RequestError) -> ErrorResponse:
@@ -86,8 +87,8 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
         return refuse(error, metrics)
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        param, message = _describe(error.errors())
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        param, message = _describe(error.errors(), _body_of(request.scope["route"]))
         return respond(400, _body(400, message, param, "invalid_value"))
 
     @app.exception_handler(HTTPException)
@@ -125,26 +126,60 @@ def _body(status: int, message: str, param: str | None, code: str | None) -> Err
     return ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
 
 
-def _describe(problems: Any) -> tuple[str | None, str]:
-    """The offending field and a sentence, from pydantic's list of problems. All of them are about the first field: the
-    others come in the next try."""
+def _body_of(route: APIRoute) -> type[BaseModel]:
+    """What a route takes for its body."""
+    assert route.body_field is not None
+    body = route.body_field.field_info.annotation
+    assert isinstance(body, type)
+    assert issubclass(body, BaseModel)
+    return body
+
+
+def _describe(problems: Any, body: type[BaseModel]) -> tuple[str | None, str]:
+    """The offending field and a sentence, from pydantic's list of problems. It is about the first field: the others
+    come in the next try."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return None, f"the body is not valid JSON: {first['ctx']['error']}"
     if first["loc"] == ("body",):
         return None, "the body must be a JSON object, sent with Content-Type: application/json"
-    if first["type"] in ABOUT_NAMES:
-        param = ".".join(map(str, first["loc"][1:]))
-        return param, f"{param} {ABOUT_NAMES[first['type']]}"
-    param = _param(first["loc"])
-    alternatives = dict.fromkeys(problem["msg"] for problem in problems if _param(problem["loc"]) == param)
-    value = repr(first["input"])
-    shown = value if len(value) <= SHOWN_VALUE_LENGTH else value[:SHOWN_VALUE_LENGTH] + "..."
-    return param, f"{param}: {' or '.join(alternatives)}, it is {shown}"
+    problem, *as_good = _most_telling(problems)
+    *parents, last = location = problem["loc"][1:]
+    path, item = _place(problem)
+    param = ".".join(map(str, path))
+    if problem["type"] == "missing":
+        return param, f"{param} is missing"
+    if problem["type"] == "extra_forbidden":
+        guess = did_you_mean(last, fields_at(body, parents), prefix=param.removesuffix(last))
+        return param, f"{param} is not a field of this request{guess}"
+    others = dict.fromkeys(f" or {wanted(other).removeprefix('must be ')}" for other in as_good)
+    said = wanted(problem, fields_at(body, location)) + "".join(others)
+    return param, f"{param}: {item}{said}, it is {shown(problem['input'])}"
 
 
-def _param(location: tuple[str | int, ...]) -> str:
-    """The field's dotted name. What follows it in the location names alternatives of its type."""
-    return ".".join(
-        map(str, itertools.takewhile(lambda part: isinstance(part, int) or part in FIELD_NAMES, location[1:]))
-    )
+def _most_telling(problems: Sequence[Any]) -> list[Any]:
+    """Of the problems of the first field those that say most. There are several where the field may have one of several
+    types: then what the value fits the furthest is what was meant, and only where it fits none are all of them told."""
+    path, _ = _place(problems[0])
+    of_field = [problem for problem in problems if _place(problem)[0][: len(path)] == path]
+
+    def fits(problem: Any) -> tuple[int, bool, list[int]]:
+        return len(problem["loc"]), not is_mistyped(problem), [step for step in problem["loc"] if isinstance(step, int)]
+
+    best = max(of_field, key=fits)
+    if not is_mistyped(best):
+        return [best]
+    return [best, *(other for other in of_field if other is not best and other["input"] is best["input"])]
+
+
+def _place(problem: Any) -> tuple[tuple[str | int, ...], str]:
+    """What leads to the field that a problem is about, and which item of the field it is, if one. Between them are
+    pydantic's names for the alternatives of a type."""
+    location = problem["loc"][1:]
+    end = 1 + max((number for number, step in enumerate(location) if step in FIELD_NAMES), default=0)
+    if problem["type"] == "extra_forbidden":
+        end = len(location)
+    path = [step for step in location[: end - 1] if isinstance(step, int) or step in FIELD_NAMES]
+    numbers = list(takewhile(lambda step: isinstance(step, int), location[end:]))
+    items = [step for step in location[end + len(numbers) :] if isinstance(step, int)]
+    return (*path, location[end - 1], *numbers), f"item {items[0]} " if items else ""

@@ -21,7 +21,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token for one byte, where the token
 
 
 class LogprobShapes:
-    """Turns the log-probabilities of tokens into parts of answers: None where none were asked for."""
+    """Turns the log-probabilities of tokens into parts of answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -44,9 +44,9 @@ class LogprobShapes:
             return [int(single[1], 16)]
         return list(self.text(token_id).encode())
 
-    def generate(self, tokens: Sequence[TokenEvent]) -> list[TokenLogprob] | None:
+    def generate(self, tokens: Sequence[TokenEvent]) -> list[TokenLogprob]:
         """For POST /generate."""
-        shaped = [
+        return [
             TokenLogprob(
                 token_id=token.token_id,
                 token=self.text(token.token_id),
@@ -56,9 +56,8 @@ class LogprobShapes:
             for token in tokens
             if token.logprob is not None
         ]
-        return shaped or None
 
-    def chat(self, tokens: Sequence[TokenEvent]) -> ChatLogprobs | None:
+    def chat(self, tokens: Sequence[TokenEvent]) -> ChatLogprobs:
         """For POST /v1/chat/completions."""
         shaped = [
             ChatTokenLogprob(
@@ -70,28 +69,26 @@ class LogprobShapes:
             for token in tokens
             if token.logprob is not None
         ]
-        return ChatLogprobs(content=shaped) if shaped else None
+        return ChatLogprobs(content=shaped)
 
-    def completion(self, tokens: Sequence[TokenEvent], offset: int) -> CompletionLogprobs | None:
+    def completion(self, tokens: Sequence[TokenEvent], offset: int) -> CompletionLogprobs:
         """For POST /v1/completions.
 
         Args:
-            tokens: some of the answer's.
+            tokens: some of the answer's; one without a log-probability begins a prompt.
             offset: characters of the answer's text before them.
         """
         shaped = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in tokens:
-            if token.logprob is None:
-                return None
-            own = self.text(token.token_id)
+            own, logprob = self.text(token.token_id), token.logprob
             tops = [(self.text(top), value) for top, value in token.top_logprobs]
             shaped.tokens.append(own)
-            shaped.token_logprobs.append(token.logprob)
+            shaped.token_logprobs.append(logprob)
             # The token itself is always there; of tokens that look the same the likeliest counts.
-            shaped.top_logprobs.append(dict(reversed([*tops, (own, token.logprob)])))
+            shaped.top_logprobs.append(None if logprob is None else dict(reversed([*tops, (own, logprob)])))
             shaped.text_offset.append(offset)
             offset += len(token.text)
-        return shaped if tokens else None
+        return shaped
 
     def _told(self, token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(token=self.text(token_id), logprob=logprob, bytes=self.bytes(token_id))

@@ -1,6 +1,7 @@
 """What clients send: the fields of every request, and their limits. Does not know what becomes of a request.
 
-Unknown fields are refused. `user` is the one field that is accepted and does nothing.
+Unknown fields are refused; those of `ToleratedFields` are accepted and do nothing. What an operator can limit further
+is in `service.api.limits`.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from service.scaling.wish import Growth, Mode, PrefixReuse
 
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
+MAX_STOP_TOKENS = 1024
+MAX_TOOLS = 1024
 MAX_CHOICES = 1024
 MAX_LOGPROBS = 20
 MAX_COUNT = 2**63 - 1  # any larger number is no count of tokens; Python writes only so many digits in a message
@@ -37,7 +38,8 @@ Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=False)]  # JSON writes keys as strings
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompt = Annotated[str, Field(min_length=1), Encodable] | TokenIds
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), Encodable]
+Prompts = Prompt | Annotated[list[Prompt], Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1), Encodable]
 
 
 class RequestModel(BaseModel):
@@ -68,7 +70,7 @@ class JsonSchema(RequestModel):
 class ResponseFormat(RequestModel):
     """What the text is to be, as OpenAI's clients say it."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = Field(description="what it is")
     json_schema: JsonSchema | None = Field(None, description="goes with type json_schema")
 
 
@@ -94,11 +96,13 @@ class SamplingFields(RequestModel):
     top_k: Count | None = Field(None, ge=0, description="0 keeps all; default: the model's, else 0")
     min_p: Probability | None = Field(None, ge=0, le=1, description="default: the model's, else 0")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="makes sampling repeatable")
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
+    stop: StopString | list[StopString] | None = Field(
         None, description="strings that end the text; they are not part of it"
     )
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None = Field(
+        None, description="tokens that end the text, beside the model's own"
+    )
     ignore_eos: bool | None = Field(None, description="generate on past the model's end tokens")
-    n: Literal[1] | None = Field(None, description="only 1 is supported")
     presence_penalty: Penalty | None = Field(None, description="off the logit of every token generated before")
     frequency_penalty: Penalty | None = Field(None, description="the same, each time that it was generated")
     repetition_penalty: float | None = Field(
@@ -121,76 +125,177 @@ class StreamOptions(RequestModel):
     """Options of a stream."""
 
     include_usage: bool | None = Field(None, description="send one more chunk, with the usage, at the end")
+    include_obfuscation: bool | None = Field(None, description="accepted and not used: nothing is added to chunks")
+
+
+class ToleratedFields(RequestModel):
+    """Fields of OpenAI's API that say nothing about the answer: accepted, and not used."""
+
+    metadata: dict[str, Any] | None = Field(None, description="accepted and not used")
+    store: bool | None = Field(None, description="accepted and not used: nothing is stored")
+    service_tier: Text | None = Field(None, description="accepted and not used")
+    safety_identifier: Text | None = Field(None, description="accepted and not used")
+    prompt_cache_key: Text | None = Field(None, description="accepted and not used: prefixes are found by their tokens")
+    prompt_cache_retention: Text | None = Field(None, description="accepted and not used")
+    prediction: dict[str, Any] | None = Field(None, description="accepted and not used")
+
+
+class OpenAIFields(SamplingFields, ToleratedFields):
+    """What OpenAI's two generating routes take beside that."""
+
+    n: Count | None = Field(None, ge=1, description="choices that are generated for each prompt; default: 1")
+    stream_options: StreamOptions | None = Field(None, description="goes with stream: true")
 
 
 class GenerateRequest(SamplingFields):
     """Body of POST /generate."""
 
     prompt: Prompt = Field(description="text, or token ids")
+    n: Literal[1] | None = Field(None, description="only 1: the OpenAI routes give several choices")
     logprobs: Logprobs | None = Field(None, description="how many of the likeliest tokens are told beside each token")
+    prompt_logprobs: Logprobs | None = Field(None, description="the same beside each token of the prompt")
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(OpenAIFields):
     """Body of POST /v1/completions."""
 
-    prompt: Prompt = Field(description="text, or token ids")
+    prompt: Prompts = Field(description="text, or token ids, or a list of such prompts")
     logprobs: Logprobs | None = Field(None, description="how many of the likeliest tokens are told beside each token")
-    stream_options: StreamOptions | None = None
+    echo: bool | None = Field(None, description="the text begins with the prompt, and logprobs with its tokens")
+    best_of: Count | None = Field(None, description="accepted if it is n: texts are not ranked here")
+    suffix: None = Field(None, description="not supported")
 
 
 class TextPart(RequestModel):
     """A piece of a message."""
 
-    type: Literal["text"]
-    text: Text
+    type: Literal["text"] = Field(description="text, the only kind")
+    text: Text = Field(description="joined to what stands before and after")
+
+
+class CalledFunction(RequestModel):
+    """The function that a tool call calls."""
+
+    name: Text = Field(description="of the function")
+    arguments: Text = Field(description="JSON")
+    parsed_arguments: Any = Field(None, description="accepted and not used: OpenAI's client adds it")
+
+
+class ToolCall(RequestModel):
+    """A tool call of an earlier answer."""
+
+    id: Text = Field(description="as the answer had it")
+    type: Literal["function"] = Field(description="function, the only kind")
+    function: CalledFunction = Field(description="what was called, and with what")
+    index: int | None = Field(None, description="accepted and not used")
 
 
 class ChatMessage(RequestModel):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is system by another name")
-    content: Text | list[TextPart] = Field(description="text, or pieces of text, which are joined")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="whose message it is")
+    content: Text | list[TextPart] | None = Field(None, description="text, or pieces of text, which are joined")
+    name: Text | None = Field(None, description="of the participant, for templates that read it")
+    reasoning_content: Text | None = Field(None, description="of an earlier answer, for templates that read it")
+    tool_calls: list[ToolCall] | None = Field(None, description="of an earlier answer")
+    tool_call_id: Text | None = Field(None, description="the call that a tool message answers")
+    refusal: Text | None = Field(None, description="accepted and not used: answers have it")
+    annotations: list[Any] | None = Field(None, description="accepted and not used")
+    parsed: Any = Field(None, description="accepted and not used: OpenAI's client adds it")
+    audio: None = Field(None, description="only null, as answers of other servers have it")
+    function_call: None = Field(None, description="only null, likewise")
 
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+class FunctionDefinition(RequestModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] = Field(description="what calls name it by")
+    description: Text | None = Field(None, description="what it does, for the model")
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of its arguments; none: it takes none")
+    strict: bool | None = Field(None, description="accepted: a call that is asked for always follows the schema")
 
 
-class ChatRequest(SamplingFields):
+class Tool(RequestModel):
+    """A tool that the model may use."""
+
+    type: Literal["function"] = Field(description="function, the only kind")
+    function: FunctionDefinition = Field(description="the function")
+
+
+class FunctionName(RequestModel):
+    """A function by its name."""
+
+    name: Text = Field(description="of one of the tools")
+
+
+class NamedTool(RequestModel):
+    """The tool that the model has to use."""
+
+    type: Literal["function"] = Field(description="function, the only kind")
+    function: FunctionName = Field(description="the function that has to be called")
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
+class TemplateFields(RequestModel):
+    """What a chat template takes beside the messages."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="for models whose chat template knows tools"
+    )
+    chat_template_kwargs: dict[Text, Any] | None = Field(
+        None, description="values for the model's chat template, as enable_thinking"
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="for models whose chat template reads it"
+    )
+
+
+class ChatRequest(TemplateFields, OpenAIFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Messages = Field(description="the conversation so far")
     max_completion_tokens: Count | None = Field(None, ge=1, description="the newer name of max_tokens")
     logprobs: bool | None = Field(None, description="tell each token's log-probability")
     top_logprobs: Logprobs | None = Field(None, description="beside it so many likeliest tokens; goes with logprobs")
-    stream_options: StreamOptions | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="whether the model has to call a tool, or which; default: auto with tools"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call; default: true")
+    modalities: list[Literal["text"]] | None = Field(None, description="only text")
 
 
-class PlanRequest(RequestModel):
+class PlanRequest(TemplateFields):
     """Body of POST /v1/rope/plan: a prompt, a conversation, or only the prompt's length."""
 
     prompt: Prompt | None = Field(None, description="text, or token ids")
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="as in a chat")
+    messages: Messages | None = Field(None, description="as in a chat")
     prompt_tokens: Count | None = Field(None, ge=1, description="the prompt's length, instead of the prompt")
     max_tokens: Count | None = Field(None, ge=1, description="default: all that remains below the maximum length")
-    rope: RopeWishFields | None = None
+    rope: RopeWishFields | None = Field(None, description="the positional plan that the request asks for")
 
 
-class TokenizeRequest(RequestModel):
-    """Body of POST /tokenize."""
+class TokenizeRequest(TemplateFields):
+    """Body of POST /tokenize: a text or a conversation."""
 
-    prompt: Text
-    add_special_tokens: bool = Field(True, description="add what the model's tokenizer puts around a text")
+    prompt: Text | None = Field(None, description="a text")
+    messages: Messages | None = Field(None, description="as in a chat")
+    add_special_tokens: bool = Field(
+        True, description="add what the model's tokenizer puts around a text; the chat template puts its own"
+    )
 
 
 class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: list[Annotated[int, Field(ge=0)]] = Field(description="token ids")
 
 
-PARTS = (RopeWishFields, StreamOptions, ChatMessage, TextPart, ResponseFormat, JsonSchema, StructuredOutputs)
+PARTS = (
+    *(RopeWishFields, StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs),
+    *(ChatMessage, TextPart, ToolCall, CalledFunction, Tool, FunctionDefinition, NamedTool, FunctionName),
+)
 
 FIELD_NAMES = frozenset(
     field.alias or name

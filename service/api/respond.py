@@ -4,7 +4,8 @@ A client that goes away cancels its request. Knows events and shapes; does not k
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -12,11 +13,11 @@ from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from service.api.answers import AnswerFormat, Ending, Header
+from service.api.answers.base import AnswerFormat, Ending, Header
 from service.api.errors import error_body
 from service.api.state import Server
-from service.core import FinishEvent, FinishReason, TokenEvent
-from service.engine.handle import RequestHandle
+from service.core import FinishEvent, FinishReason, PromptEvent, TokenEvent
+from service.engine.handle import ChoiceEvent, RequestHandle
 from service.errors import CancelledError, DeadlineError, GenerationError
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold tokens back
@@ -24,7 +25,13 @@ KEEPALIVE = format_sse_event(comment="keep-alive")
 
 
 async def respond(
-    request: Request, server: Server, handle: RequestHandle, answer: AnswerFormat, *, stream: bool
+    request: Request,
+    server: Server,
+    handle: RequestHandle,
+    answer: AnswerFormat,
+    *,
+    stream: bool,
+    choices_per_prompt: int = 1,
 ) -> Response:
     """Answer a request that has been admitted.
 
@@ -34,19 +41,22 @@ async def respond(
         handle: the admitted request.
         answer: the route's shapes.
         stream: as server-sent events rather than in one piece.
+        choices_per_prompt: how many of its choices follow one prompt.
 
     Raises:
-        GenerationError, CancelledError, DeadlineError: the request ended badly; in a stream that is the last event
-            instead.
+        GenerationError, CancelledError, DeadlineError: a choice ended badly, and with it the request; in a stream that
+            is the last event instead.
     """
-    header = Header(handle.sequence.request_id, server.inspected.name, server.inspected.policy.native_length)
-    if not stream:
-        ending = await _collect(request, handle, header)
-        if handle.sequence.sampling.logprobs is None:
-            return _json(answer.whole(ending))
-        # A long answer has so many that they would hold up the event loop.
-        return await asyncio.to_thread(lambda: _json(answer.whole(ending)))
-    return EventStreamResponse(handle, _stream(handle, answer, header, server.settings.sse_keepalive_seconds))
+    policy, choices = server.inspected.policy, len(handle.sequences)
+    header = Header(handle.request_id, server.inspected.name, policy.native_length, choices, choices_per_prompt)
+    if stream:
+        return EventStreamResponse(handle, _stream(handle, answer, header, server.settings.sse_keepalive_seconds))
+    endings = await _collect(request, handle, answer, header)
+    sampling = handle.sequences[0].sampling
+    if sampling.logprobs is None and sampling.prompt_logprobs is None:
+        return _json(answer.whole(endings))
+    # A long answer has so many that they would hold up the event loop.
+    return await asyncio.to_thread(lambda: _json(answer.whole(endings)))
 
 
 class EventStreamResponse(StreamingResponse):
@@ -64,19 +74,36 @@ class EventStreamResponse(StreamingResponse):
             self._handle.cancel()
 
 
-async def _collect(request: Request, handle: RequestHandle, header: Header) -> Ending:
+@dataclass
+class _Gathered:
+    """What has come of one choice so far."""
+
+    prompt: list[TokenEvent] = field(default_factory=list)
+    tokens: list[TokenEvent] = field(default_factory=list)
+
+
+async def _collect(request: Request, handle: RequestHandle, answer: AnswerFormat, header: Header) -> list[Ending]:
     watcher = asyncio.create_task(_cancel_on_disconnect(request, handle))
+    gathered = [_Gathered() for _ in handle.sequences]
+    endings: dict[int, Ending] = {}
     try:
-        tokens: list[TokenEvent] = []
-        async for event in handle.events():
-            if isinstance(event, FinishEvent):
-                _check_ended_well(event, handle)
-                return Ending(tokens, handle.sequence, event, header)
-            tokens.append(event)
-        raise AssertionError("a request ends in a FinishEvent")
+        async for index, event in handle.events():
+            of = gathered[index]
+            match event:
+                case PromptEvent():
+                    of.prompt += event.tokens
+                case TokenEvent():
+                    of.tokens.append(event)
+                    answer.keep(index, event)
+                    if answer.is_complete(index):
+                        handle.stop(index)
+                case FinishEvent():
+                    _check_ended_well(event, handle)
+                    endings[index] = Ending(index, of.prompt, of.tokens, handle.sequences[index], event, header)
     finally:
         watcher.cancel()
         handle.cancel()
+    return [endings[index] for index in sorted(endings)]
 
 
 async def _cancel_on_disconnect(request: Request, handle: RequestHandle) -> None:
@@ -90,42 +117,43 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     for first in answer.begin(header):
         yield _event(first)
-    async for event in _with_keepalive(handle, keepalive_seconds):
-        for part in _parts(event, answer, handle, header):
+    endings: dict[int, Ending] = {}
+    while len(endings) < header.num_choices:
+        try:
+            index, event = await handle.next_event(timeout=keepalive_seconds)
+        except TimeoutError:
+            yield KEEPALIVE
+            continue
+        if isinstance(event, FinishEvent):
+            try:
+                _check_ended_well(event, handle)
+            except (GenerationError, CancelledError, DeadlineError) as error:
+                yield _event(error_body(error))
+                break
+            endings[index] = Ending(index, [], [], handle.sequences[index], event, header)
+        for part in _parts(ChoiceEvent(index, event), answer, header, endings):
+            yield _event(part)
+        if answer.is_complete(index):
+            handle.stop(index)
+    else:
+        for part in answer.close([endings[index] for index in sorted(endings)]):
             yield _event(part)
     if answer.closing is not None:
         yield format_sse_event(data_str=answer.closing)
 
 
-async def _with_keepalive(handle: RequestHandle, seconds: float) -> AsyncIterator[TokenEvent | FinishEvent | None]:
-    """The handle's events, and None whenever there was none for so many seconds."""
-    event: TokenEvent | FinishEvent | None = None
-    while not isinstance(event, FinishEvent):
-        try:
-            event = await handle.next_event(timeout=seconds)
-        except TimeoutError:
-            event = None
-        yield event
-
-
-def _parts(
-    event: TokenEvent | FinishEvent | None, answer: AnswerFormat, handle: RequestHandle, header: Header
-) -> list[BaseModel | None]:
-    match event:
-        case None:
-            return [None]
+def _parts(of: ChoiceEvent, answer: AnswerFormat, header: Header, endings: dict[int, Ending]) -> Iterable[BaseModel]:
+    match of.event:
+        case PromptEvent():
+            return answer.prompt(header, of.choice, of.event.tokens)
         case TokenEvent():
-            return list(answer.token(header, event))
+            return answer.token(header, of.choice, of.event)
         case FinishEvent():
-            try:
-                _check_ended_well(event, handle)
-            except (GenerationError, CancelledError, DeadlineError) as error:
-                return [error_body(error)]
-            return list(answer.end(Ending([], handle.sequence, event, header)))
+            return answer.end(endings[of.choice])
 
 
 def _check_ended_well(event: FinishEvent, handle: RequestHandle) -> None:
-    if handle.timeout is not None:
+    if event.reason == FinishReason.CANCELLED and handle.timeout is not None:
         raise DeadlineError(f"the request took longer than its timeout of {handle.timeout:g} seconds")
     if event.reason == FinishReason.ERROR:
         raise GenerationError(f"generation failed: {event.error or 'the engine has stopped'}")
@@ -133,8 +161,8 @@ def _check_ended_well(event: FinishEvent, handle: RequestHandle) -> None:
         raise CancelledError("the request was cancelled before its end: the server is shutting down")
 
 
-def _event(part: BaseModel | None) -> bytes:
-    return KEEPALIVE if part is None else format_sse_event(data_str=_dump(part))
+def _event(part: BaseModel) -> bytes:
+    return format_sse_event(data_str=_dump(part))
 
 
 def _json(body: BaseModel) -> Response:

@@ -65,6 +65,10 @@ class TokenLogprob(TopToken):
     top: list[TopToken]
 
 
+PromptLogprobs = Omitted[list[TokenLogprob | None]]
+"""Of a prompt's tokens; the first, which follows nothing, has none."""
+
+
 class GenerateResponse(BaseModel):
     """Answer of POST /generate; in a stream, the last event, with the rest of the text and of the tokens."""
 
@@ -73,6 +77,7 @@ class GenerateResponse(BaseModel):
     text: str
     token_ids: list[int]
     logprobs: Omitted[list[TokenLogprob]] = None
+    prompt_logprobs: PromptLogprobs = None
     finish_reason: str
     usage: Usage
     rope: RopeInfo
@@ -86,6 +91,7 @@ class GenerateChunk(BaseModel):
     text: str
     token_ids: list[int]
     logprobs: Omitted[list[TokenLogprob]] = None
+    prompt_logprobs: PromptLogprobs = None
     finish_reason: None = None
 
 
@@ -93,8 +99,8 @@ class CompletionLogprobs(BaseModel):
     """Log-probabilities of a text's tokens; each list has one entry for each token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] = Field(description="the likeliest tokens, and the token itself")
+    token_logprobs: list[float | None] = Field(description="null for a prompt's first token, which follows nothing")
+    top_logprobs: list[dict[str, float] | None] = Field(description="the likeliest tokens, and the token itself")
     text_offset: list[int] = Field(description="characters of the text that were complete before the token")
 
 
@@ -105,6 +111,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
+    rope: Omitted[RopeInfo] = Field(default=None, description="of this choice, where there are several")
 
 
 class CompletionResponse(BaseModel):
@@ -139,11 +146,32 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class CalledFunctionInfo(BaseModel):
+    """The function that the model calls."""
+
+    name: str
+    arguments: str = Field(description="JSON")
+
+
+class ToolCallInfo(BaseModel):
+    """A tool call that the model wrote; in a stream it comes whole, in one chunk."""
+
+    index: Omitted[int] = Field(default=None, description="in streams only")
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunctionInfo
+
+
 class ChatAnswer(BaseModel):
     """The message that the model wrote."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None = Field(description="null where there is none beside tool calls")
+    reasoning_content: Omitted[str] = Field(
+        default=None, description="what stood between the model's marks of thinking"
+    )
+    tool_calls: Omitted[list[ToolCallInfo]] = None
+    refusal: None = None
 
 
 class ChatChoice(BaseModel):
@@ -153,6 +181,7 @@ class ChatChoice(BaseModel):
     message: ChatAnswer
     logprobs: ChatLogprobs | None = None
     finish_reason: str
+    rope: Omitted[RopeInfo] = Field(default=None, description="of this choice, where there are several")
 
 
 class ChatResponse(BaseModel):
@@ -172,6 +201,8 @@ class ChatDelta(BaseModel):
 
     role: Omitted[Literal["assistant"]] = None
     content: Omitted[str] = None
+    reasoning_content: Omitted[str] = None
+    tool_calls: Omitted[list[ToolCallInfo]] = None
 
 
 class ChatChunkChoice(BaseModel):

@@ -42,22 +42,24 @@ class Traffic:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens of requests that have not started."""
-        return sum(len(h.sequence.prompt) for h in self._callers if h.sequence.scheduled_time is None)
+        sequences = (sequence for handle in self._callers for sequence in handle.sequences)
+        return sum(len(sequence.prompt) for sequence in sequences if sequence.scheduled_time is None)
 
-    def ensure_room(self, engine: EngineThread, caller: bytes | None) -> None:
+    def ensure_room(self, engine: EngineThread, caller: bytes | None, choices: int = 1) -> None:
         """Refuse a request that is too much, before any work is spent on it.
 
         Args:
             engine: knows how many requests wait.
             caller: whose request it is; None where no key is asked for.
+            choices: how many places in the queue it needs.
 
         Raises:
             QueueFullError, KeyBusyError: with the time after which there should be room.
         """
         try:
-            engine.ensure_room()
+            engine.ensure_room(choices)
         except QueueFullError as error:
-            error.retry_after = self._retry_after(requests=1)
+            error.retry_after = self._retry_after(sequences=choices)
             raise
         limit = self._max_queued_tokens
         if limit is not None and (waiting := self.num_queued_tokens) >= limit:
@@ -67,7 +69,7 @@ class Traffic:
         limit = self._max_per_key
         if limit is not None and (running := list(self._callers.values()).count(caller)) >= limit:
             busy = KeyBusyError(f"{running} requests with this key are under way; the limit is {limit}")
-            busy.retry_after = self._retry_after(requests=1)
+            busy.retry_after = self._retry_after(sequences=1)
             raise busy
 
     def add(self, handle: RequestHandle, caller: bytes | None) -> None:
@@ -77,19 +79,19 @@ class Traffic:
 
     def _remove(self, handle: RequestHandle) -> None:
         del self._callers[handle]
-        self._ends.append((self._clock(), len(handle.sequence.prompt)))
+        self._ends += [(self._clock(), len(sequence.prompt)) for sequence in handle.sequences]
         if handle.timeout is not None:
             self._metrics.refused.labels("deadline_exceeded").inc()
 
-    def _retry_after(self, *, requests: int = 0, prompt_tokens: int = 0) -> int:
-        """Whole seconds in which so many requests and prompt tokens should end, at the pace of the last minute."""
+    def _retry_after(self, *, sequences: int = 0, prompt_tokens: int = 0) -> int:
+        """Whole seconds in which so many sequences and prompt tokens should end, at the pace of the last minute."""
         now = self._clock()
         recent = [(at, tokens) for at, tokens in self._ends if now - at <= RECENT_SECONDS]
         if not recent:
             return 1
         elapsed = now - recent[0][0]
         ended_tokens = sum(tokens for _, tokens in recent)
-        seconds = elapsed * max(requests / len(recent), prompt_tokens / ended_tokens)
+        seconds = elapsed * max(sequences / len(recent), prompt_tokens / ended_tokens)
         return min(max(math.ceil(seconds), 1), LONGEST_RETRY_AFTER)
 
 
@@ -134,6 +136,11 @@ class Server:
         if self.loaded is None:
             raise NotReadyError(f"the model {self.inspected.name} is still loading")
         return self.loaded
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.loaded is not None and not self.is_draining and self._trouble() is None
 
     def check_health(self) -> None:
         """See whether the engine works, and log when that has changed.

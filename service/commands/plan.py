@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from service import build
-from service.cli import load_settings
+from service.cli import load_settings, naming_sources
 from service.errors import RequestError
 from service.scaling.explain import explain
 from service.scaling.wish import RopeWish
@@ -23,7 +23,9 @@ def plan(arguments: Mapping[str, Any]) -> None:
     for name in ("prompt_tokens", "max_tokens"):
         if arguments[name] is not None and arguments[name] < 1:
             raise RequestError(f"{name} must be at least 1, it is {arguments[name]}", param=name)
-    policy = build.inspect(load_settings(arguments)).policy
+    settings = load_settings(arguments)
+    with naming_sources(arguments, settings):
+        policy = build.inspect(settings).policy
     wish = RopeWish(
         scheme=arguments["scheme"],
         mode=arguments["mode"],

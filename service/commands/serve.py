@@ -1,12 +1,15 @@
 """`ropewalk serve`: a server's life from settings to its last request."""
 
 import asyncio
+import json
+import logging
 import signal
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,9 +18,13 @@ from starlette.datastructures import State
 
 from service import build, logs
 from service.app import create_app
-from service.cli import load_settings
+from service.cli import load_settings, naming_sources
+from service.http_protocol import ImpatientProtocol
+from service.listening import listening, url_of
 from service.metrics import Metrics
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 SECONDS_FOR_LAST_WORDS = 5  # for telling clients that their requests were cancelled
 SECONDS_BETWEEN_LOOKS = 0.1  # as uvicorn itself looks whether it should end
@@ -33,6 +40,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
         self._settings = settings
+        self._has_said_ready = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -44,8 +52,16 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers:
             cut_off_slow_clients(server, self._settings.client_timeout_seconds)
+        logger.info("running on %s; the model is being loaded", self._url)
         if self._settings.api_key_file is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._state.keys.reload)
+
+    async def on_tick(self, counter: int) -> bool:
+        if not self._has_said_ready and self._state.server.loaded is not None:
+            self._has_said_ready = True
+            url = self._url
+            logger.info("ready: %s takes requests, %s/docs describes them", url, url, extra={"fields": {"url": url}})
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         server, loop = self._state.server, asyncio.get_running_loop()
@@ -62,6 +78,10 @@ class DrainingServer(uvicorn.Server):
     def _cancel_requests(self) -> None:
         if (loaded := self._state.server.loaded) is not None:
             asyncio.get_running_loop().run_in_executor(None, loaded.engine.stop)
+
+    @property
+    def _url(self) -> str:
+        return url_of(self._settings.host, self.servers[0].sockets[0])
 
     @property
     def _state(self) -> State:
@@ -90,7 +110,9 @@ def serve(arguments: Mapping[str, Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     logs.configure(settings.log_level, settings.log_format)
-    inspected = build.inspect(settings)
+    log_changed(settings)
+    with naming_sources(arguments, settings):
+        inspected = build.inspect(settings)
     disable_created_metrics()
     metrics = Metrics(CollectorRegistry())
     failures: list[Exception] = []
@@ -103,14 +125,22 @@ def serve(arguments: Mapping[str, Any]) -> None:
     uvicorn_server = DrainingServer(
         uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
+            http=cast(Any, partial(ImpatientProtocol, head_timeout=settings.client_timeout_seconds)),
             log_config=None,
             log_level=settings.log_level,
             access_log=settings.log_level == "debug",
         ),
         settings,
     )
-    uvicorn_server.run()
+    with listening(settings.host, settings.port) as listeners:
+        uvicorn_server.run(listeners)
     if failures:
         raise failures[0]
+
+
+def log_changed(settings: Settings) -> None:
+    """Log the settings that differ from their defaults, of a secret only that there is one."""
+    changed = settings.changed()
+    listed = ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items())
+    text = f"settings other than their defaults: {listed}" if changed else "all settings have their defaults"
+    logger.info("%s", text, extra={"fields": {"settings": changed}})

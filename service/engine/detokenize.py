@@ -1,5 +1,6 @@
 """From token ids to text, a token at a time, and where a stop string ends it. Knows one sequence's text only."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -21,18 +22,29 @@ class TextStream(Protocol):
 
 
 class Detokenizer:
-    """Decodes the newest tokens together with those just before them, special tokens left out.
+    """Decodes the newest tokens together with those just before them; special tokens are left out, unless they are to
+    be seen.
 
     What a token says can depend on its left neighbours: one character can take several tokens, and some tokenizers
     drop the space that begins a text. Bytes of a character that is never completed are dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, visible_token_ids: frozenset[int] = frozenset()) -> None:
+        """
+        Args:
+            tokenizer: the model's.
+            visible_token_ids: special tokens that come out as they are written.
+        """
         self._tokenizer = tokenizer
+        self._visible = visible_token_ids
         self._context: list[int] = []  # the latest tokens whose text is out
         self._pending: list[int] = []  # those since, whose text is not
 
     def push(self, token_id: int) -> str:
+        if token_id in self._visible:
+            text = self.flush() + (self._tokenizer.id_to_token(token_id) or "")
+            self._context, self._pending = [], []
+            return text
         self._pending.append(token_id)
         text = self._pending_text()
         if len(self._pending) >= MOST_PENDING:
@@ -52,6 +64,16 @@ class Detokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def pieces(tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[tuple[int, str]]:
+    """Each of some tokens with the text that it completes; together that is their text, special tokens left out."""
+    stream = Detokenizer(tokenizer)
+    found = [(token, stream.push(token)) for token in token_ids]
+    if found:
+        token, text = found[-1]
+        found[-1] = (token, text + stream.flush())
+    return found
 
 
 class StopStrings:

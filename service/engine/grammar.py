@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -26,6 +26,7 @@ MAX_TEXT = 128 * 1024  # characters of a grammar
 STACK_BYTES = 256 << 20  # of the thread that compiles, only what is used is taken: rules can refer to rules very deeply
 MAX_REASON = 500  # characters of why a grammar was refused
 CACHED_GRAMMARS = 64
+NO_TEXT = "\ufdd0"  # a code point that Unicode keeps out of texts
 # Some models write blanks for ever where they are allowed to.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -131,7 +132,7 @@ class GrammarFactory:
         self._end_token_ids = frozenset(ends)
         self._unreadable = ""
         try:
-            self._tokenizer = LLTokenizer(tokenizer.to_str(), eos_token=ends)
+            self._tokenizer = LLTokenizer(_with_special_tokens_hidden(tokenizer), eos_token=ends)
         except ValueError as error:
             self._unreadable = _reason(str(error))
             logger.warning("grammars are not available: the tokenizer cannot be read: %s", self._unreadable)
@@ -139,23 +140,29 @@ class GrammarFactory:
         self._compiler = _thread_with_stack(STACK_BYTES)
 
     def compile(self, spec: GrammarSpec, *, param: str) -> Grammar:
-        """Compile a grammar, or find it among the latest. Blocks for milliseconds, rarely seconds, with Python's lock
-        free: call it from a worker thread.
+        """The same as `begin`, and waits for the result: milliseconds, rarely seconds, with Python's lock free."""
+        return self.begin(spec, param=param).result()
+
+    def begin(self, spec: GrammarSpec, *, param: str) -> Future[Grammar]:
+        """Compile a grammar, or find it among the latest, in a thread of its own.
 
         Args:
             spec: what to compile.
             param: the request's field that asks for it, for errors.
 
         Raises:
-            RequestError: it cannot be used; the message says why.
+            RequestError: it cannot be used; the message says why. In part the future raises it.
         """
         if self._unreadable:
             raise RequestError(f"{param}: not available with this model's tokenizer: {self._unreadable}", param=param)
         if len(spec.text) > MAX_TEXT:
             message = f"{param}: the {spec.kind} has {len(spec.text)} characters; the limit is {MAX_TEXT}"
             raise RequestError(message, param=param)
+        return self._compiler.submit(self._compile_for, spec, param)
+
+    def _compile_for(self, spec: GrammarSpec, param: str) -> Grammar:
         try:
-            return self._compiler.submit(self._compile, spec).result()
+            return self._compile(spec)
         except ValueError as error:
             raise RequestError(f"{param}: the {spec.kind} cannot be used: {error}", param=param) from error
 
@@ -197,6 +204,25 @@ def rule_out(logits: torch.Tensor, constrained: Mapping[int, tuple[core.Sequence
             row[ends] = False
     rows = torch.tensor(list(constrained), device=logits.device)
     logits[rows] = torch.where(torch.from_numpy(allowed).to(logits.device), logits[rows], -torch.inf)
+
+
+def _with_special_tokens_hidden(tokenizer: Tokenizer) -> str:
+    """The tokenizer as JSON, its special tokens under names that no text has.
+
+    Where a grammar leaves one text only, llguidance asks the tokenizer how that is written: with a special token, if it
+    contains the name of one, which then does not count as that text. Grammars name special tokens by their ids.
+    """
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"].get("vocab")
+    for token in content["added_tokens"]:
+        if token["special"]:
+            hidden = f"{NO_TEXT}{token['content']}"
+            if isinstance(vocabulary, dict) and token["content"] in vocabulary:
+                vocabulary[hidden] = vocabulary.pop(token["content"])
+            elif isinstance(vocabulary, list) and token["id"] < len(vocabulary):  # unigram: pairs of token and score
+                vocabulary[token["id"]][0] = hidden
+            token["content"] = hidden
+    return json.dumps(content)
 
 
 def _to_llguidance(spec: GrammarSpec) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
 from service.core import Event, FinishEvent, FinishReason, SamplingParams, Sequence
 from service.engine.thread import EngineThread
@@ -36,46 +37,63 @@ class Mailbox:
             receive(event)
 
 
+class Choice(NamedTuple):
+    """What one sequence of a request is made of."""
+
+    prompt: list[int]
+    plan: PlanChoice
+    sampling: SamplingParams
+
+
+class ChoiceEvent(NamedTuple):
+    """An event, and which of the request's choices it is of."""
+
+    choice: int
+    event: Event
+
+
 class RequestHandle:
-    """One admitted request. Made and used on one event loop.
+    """One admitted request: one choice, or several that are generated side by side. Made and used on one event loop.
 
     Attributes:
-        sequence: the request, as the engine has it.
+        request_id: of the request.
+        sequences: its choices, as the engine has them.
         timeout: after how many seconds its time was over; None if it was not.
     """
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        mailbox: Mailbox,
-        request_id: str,
-        prompt: list[int],
-        choice: PlanChoice,
-        sampling: SamplingParams,
-    ) -> None:
-        """Admit a request.
+    def __init__(self, engine: EngineThread, mailbox: Mailbox, request_id: str, choices: list[Choice]) -> None:
+        """Admit a request, all of its choices or none.
 
         Raises:
             QueueFullError, NotReadyError: it was not admitted.
         """
         self._engine = engine
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._has_ended = False
+        self._events: asyncio.Queue[ChoiceEvent] = asyncio.Queue()
+        self._live = set(range(len(choices)))
         self._when_ended: list[Callable[[], None]] = []
+        self._limit: float | None = None
         self.timeout: float | None = None
-        deliver = functools.partial(mailbox.post, self._receive)
-        self.sequence = Sequence(request_id, prompt, choice, sampling, deliver)
-        engine.submit(self.sequence)
+        self.request_id = request_id
+        self.sequences = [
+            Sequence(
+                request_id if len(choices) == 1 else f"{request_id}-{index}",
+                *choice,
+                functools.partial(mailbox.post, functools.partial(self._receive, index)),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        engine.submit(self.sequences)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Events in order; the last, and only the last, is a FinishEvent."""
-        event: Event | None = None
-        while not isinstance(event, FinishEvent):
-            event = await self.next_event()
-            yield event
+    async def events(self) -> AsyncIterator[ChoiceEvent]:
+        """Events in order; the last of each choice, and only that, is a FinishEvent."""
+        for _ in self.sequences:
+            event: Event | None = None
+            while not isinstance(event, FinishEvent):
+                index, event = await self.next_event()
+                yield ChoiceEvent(index, event)
 
-    async def next_event(self, timeout: float | None = None) -> Event:
-        """Wait for the next event; call no more after a FinishEvent.
+    async def next_event(self, timeout: float | None = None) -> ChoiceEvent:
+        """Wait for the next event; call no more after the last choice's FinishEvent.
 
         Raises:
             TimeoutError: there was none for so many seconds.
@@ -84,9 +102,14 @@ class RequestHandle:
             return await self._events.get()
 
     def cancel(self) -> None:
-        """End the request unless it has ended already."""
-        if not self._has_ended:
-            self._engine.cancel(self.sequence)
+        """End those choices that have not ended already."""
+        for index in self._live:
+            self._engine.cancel(self.sequences[index])
+
+    def stop(self, index: int) -> None:
+        """End one choice, as a stop string would, unless it has ended already."""
+        if index in self._live:
+            self._engine.cancel(self.sequences[index], FinishReason.STOP)
 
     def end_within(self, seconds: float, *, since: float) -> None:
         """End the request if so many seconds do not suffice, on the event loop's clock."""
@@ -94,18 +117,19 @@ class RequestHandle:
         self.when_ended(timer.cancel)
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Have something called once the request has ended, whether or not anybody waits for its events."""
+        """Have something called once all choices have ended, whether or not anybody waits for their events."""
         self._when_ended.append(call)
 
     def _time_is_over(self, seconds: float) -> None:
-        self.timeout = seconds
+        self._limit = seconds
         self.cancel()
 
-    def _receive(self, event: Event) -> None:
+    def _receive(self, index: int, event: Event) -> None:
         if isinstance(event, FinishEvent):
-            self._has_ended = True
-            if event.reason != FinishReason.CANCELLED:  # it made it, or failed, at the last moment
-                self.timeout = None
-            for call in self._when_ended:
-                call()
-        self._events.put_nowait(event)
+            self._live.remove(index)
+            if event.reason == FinishReason.CANCELLED:  # else it made it, or failed, at the last moment
+                self.timeout = self._limit
+            if not self._live:
+                for call in self._when_ended:
+                    call()
+        self._events.put_nowait(ChoiceEvent(index, event))

@@ -24,7 +24,8 @@ class Runner(Protocol):
             step: how many tokens of each sequence to compute; their pages are allocated.
 
         Returns:
-            float32 logits [R, vocabulary] for the sequences that have no uncomputed token left, in the step's order.
+            float32 logits [R, vocabulary], for each sequence after the tokens that `logits_wanted` names, in the
+            step's order.
         """
         ...
 

@@ -86,16 +86,18 @@ class EngineThread:
         """Requests that have not started; for a moment one that is being taken in can count twice."""
         return self._num_submitted - self._num_taken + len(self._engine.scheduler.waiting)
 
-    def ensure_room(self) -> None:
-        """Raise QueueFullError when no request can be queued, so that no work is spent on one that will be refused."""
+    def ensure_room(self, sequences: int = 1) -> None:
+        """Raise QueueFullError when so many sequences cannot be queued, so that no work is spent on what will be
+        refused."""
         # Those that arrived during a step and will start with the next one do not wait for anybody.
         about_to_start = max(0, self._max_running - len(self._engine.scheduler.running))
-        waiting = self.num_queued - about_to_start
-        if waiting >= self._max_queued:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {self._max_queued}")
+        waiting = max(0, self.num_queued - about_to_start)
+        if self.num_queued + sequences - about_to_start > self._max_queued:
+            more = "" if sequences == 1 else f" and {sequences} more would"
+            raise QueueFullError(f"{waiting} requests are waiting{more}; the limit is {self._max_queued}")
 
-    def submit(self, sequence: Sequence) -> None:
-        """Admit a sequence; from here on it ends in exactly one FinishEvent.
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Admit sequences, all or none; from here on each ends in exactly one FinishEvent.
 
         Raises:
             QueueFullError: too many wait already.
@@ -104,13 +106,13 @@ class EngineThread:
         with self._lock:
             if self._stopping or not self.is_alive:
                 raise NotReadyError("the engine has stopped")
-            self.ensure_room()
-            self._num_submitted += 1
-            self._inbox.put(lambda: self._take(sequence))
+            self.ensure_room(len(sequences))
+            self._num_submitted += len(sequences)
+            self._inbox.put(lambda: self._take(sequences))
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence; one that has ended already is left alone."""
-        self._inbox.put(lambda: self._engine.cancel(sequence))
+        self._inbox.put(lambda: self._engine.cancel(sequence, reason))
 
     def stop(self) -> None:
         """Cancel what is live and end the thread; returns when it has ended."""
@@ -120,9 +122,10 @@ class EngineThread:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _take(self, sequence: Sequence) -> None:
-        self._engine.add(sequence)
-        self._num_taken += 1
+    def _take(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._engine.add(sequence)
+            self._num_taken += 1
 
     def _run(self) -> None:
         reason = FinishReason.CANCELLED

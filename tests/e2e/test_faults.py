@@ -1,5 +1,5 @@
 """Clients and a model that misbehave, over real sockets. After each fault every page is back, every admitted request
-has had one terminal event, and the server is as well as it should be.
+has had one terminal event, no file is left open, and the server is as well as it should be.
 
 What single bad values do is in `tests/service/api/test_errors.py`, how a stream's client goes away in
 `tests/service/api/test_respond.py`.
@@ -11,13 +11,17 @@ import random
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 
@@ -38,9 +42,22 @@ def body(path: str = "/generate", **fields: Any) -> dict[str, Any]:
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     """A server that has come through whatever a test did to it."""
-    with fake_server(max_running=4, max_queued=8, prefix_caching=True) as running:
+    with fake_server(max_running=4, max_queued=8, prefix_caching=True) as running, no_file_left_open(running):
         yield running
         assert_unharmed(running)
+
+
+@contextmanager
+def no_file_left_open(server: FakeServer) -> Iterator[None]:
+    """After the block the process, which holds both ends of every connection, has no more open files than before."""
+    process = psutil.Process()
+    assert server.client.get("/health").status_code == 200
+    before = process.num_fds()
+    yield
+    server.client.close()  # with however many connections it has come to have
+    server.client = server.new_client()
+    assert server.client.get("/health").status_code == 200
+    wait_until(lambda: process.num_fds() <= before, "every connection is closed")
 
 
 def assert_unharmed(server: FakeServer) -> None:
@@ -100,7 +117,31 @@ class TestClients:
         wait_until(lambda: not server._uvicorn.server_state.tasks, "the server has noticed")
         assert totals(server)["admitted"] == 0
 
-    def test_that_open_2000_connections_and_drop_them(self, server: FakeServer) -> None:
+    def test_killed_as_a_whole_process(self, server: FakeServer) -> None:
+        """The kernel closes what a killed process had open; nothing in it gets to say goodbye."""
+        request = raw_request("/generate", json.dumps(body(max_tokens=60, stream=True)).encode())
+        host, port = server.url.removeprefix("http://").split(":")
+        with server.gate.closed():
+            code = (
+                "import socket, sys, time\n"
+                f"connection = socket.create_connection(({host!r}, {port}))\n"
+                f"connection.sendall({request!r})\n"
+                "connection.recv(20)\n"
+                "print('reading', flush=True)\n"
+                "time.sleep(1000)\n"
+            )
+            with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
+                assert client.stdout is not None
+                assert client.stdout.readline() == "reading\n"
+                server.gate.wait_until_reached()
+                server.gate.pass_one_step()
+                taken = server.inbox_size
+                client.kill()
+            wait_until(lambda: server.inbox_size == taken + 1, "its cancellation reaches the engine")
+        server.wait_until_idle()
+        assert totals(server)["cancelled"] == 1
+
+    def test_that_open_10_000_connections_and_drop_them(self, server: FakeServer) -> None:
         beginnings = [
             b"",
             b"P",
@@ -110,12 +151,13 @@ class TestClients:
         ]
         beginnings.append(raw_request("/generate", json.dumps(body(stream=True)).encode()))
         dice = random.Random(5)
-        for _ in range(20):
+        for _ in range(100):
             batch = [connect(server) for _ in range(100)]
             for connection in batch:
                 connection.sendall(dice.choice(beginnings))
             for connection in batch:
-                (reset if dice.random() < 0.5 else socket.socket.close)(connection)
+                with suppress(BrokenPipeError, ConnectionResetError):  # the server has answered nonsense, and closed
+                    (reset if dice.random() < 0.5 else socket.socket.close)(connection)
         wait_until(lambda: len(server._uvicorn.server_state.connections) <= 1, "only the test's own client is left")
 
     def test_more_than_the_queue_holds(self, server: FakeServer) -> None:
@@ -161,6 +203,12 @@ class TestContent:
         garbage = [
             *(b"\xff\xfe\x00", b'{"prompt": "\xc3\x28"}', b'{"prompt": "\xed\xa0\x80"}', b"\x00" * 1000),
             *(b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "seed": ' + b"9" * 4000 + b"}"),
+            *(b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "temperature": 1e999}'),
+            *(b'{"prompt": "a", "max_tokens": 1e30}', b'{"prompt": "a", "logit_bias": {"5": -Infinity}}'),
+            *(
+                b'{"prompt": "a", "n": 9223372036854775807}',
+                b'{"prompt": "a", "logit_bias": {"' + b"9" * 5000 + b'": 1}}',
+            ),
             *(b"[" * 200_000, b'{"rope":' * 50_000 + b"1" + b"}" * 50_000, b'{"prompt": ' + b"[" * 10_000),
         ]
         expected = expected_output([*b"abc"], 60)
@@ -173,6 +221,127 @@ class TestContent:
                     error_of(response)
             for stream in served:
                 assert [token for event in stream.result().data for token in event["token_ids"]] == expected
+
+
+class TestHttp:
+    """What HTTP/1.1 allows and clients seldom do."""
+
+    CONTENT = json.dumps(body(max_tokens=3)).encode()
+    EXPECTED = expected_output([*b"abc"], 3)
+
+    def exchange(self, server: FakeServer, *parts: bytes) -> bytes:
+        """Send the parts one by one and read until the server closes the connection."""
+        with connect(server) as connection:
+            for part in parts:
+                connection.sendall(part)
+            received = b""
+            while more := connection.recv(65536):
+                received += more
+        return received
+
+    def head(self, *lines: str, version: str = "1.1") -> bytes:
+        start = f"POST /generate HTTP/{version}"
+        return "\r\n".join([start, "Host: a", "Content-Type: application/json", *lines, "", ""]).encode()
+
+    def answers(self, received: bytes) -> list[dict[str, Any]]:
+        """The JSON bodies of the answers, in order."""
+        parts = received.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        return [json.loads(part.partition(b"\r\n\r\n")[2]) for part in parts]
+
+    def test_pipelined_requests_are_answered_in_order(self, server: FakeServer) -> None:
+        prompts = ["abc", "b", "cc"]
+        contents = [json.dumps(body(prompt=prompt, max_tokens=3)).encode() for prompt in prompts]
+        requests = [
+            self.head(f"Content-Length: {len(content)}", *(["Connection: close"] if content == contents[-1] else []))
+            + content
+            for content in contents
+        ]
+        answers = self.answers(self.exchange(server, b"".join(requests)))
+        expected = [expected_output([*prompt.encode()], 3) for prompt in prompts]
+        assert [answer["token_ids"] for answer in answers] == expected
+
+    def test_http_1_0_is_answered_and_the_connection_closed(self, server: FakeServer) -> None:
+        received = self.exchange(
+            server, self.head(f"Content-Length: {len(self.CONTENT)}", version="1.0") + self.CONTENT
+        )
+        [answer] = self.answers(received)
+        assert answer["token_ids"] == self.EXPECTED
+
+    def test_a_body_in_chunks_is_put_together(self, server: FakeServer) -> None:
+        chunks = [b"%x\r\n%s\r\n" % (1, bytes([byte])) for byte in self.CONTENT]
+        head = self.head("Transfer-Encoding: chunked", "Connection: close")
+        [answer] = self.answers(self.exchange(server, head, *chunks, b"0\r\n\r\n"))
+        assert answer["token_ids"] == self.EXPECTED
+
+    @pytest.mark.parametrize("chunk", [b"zz\r\nabc\r\n", b"ffffffffffffffffffff\r\n", b"5\r\nabcdefgh\r\n"])
+    def test_chunks_that_are_none_end_the_connection(self, server: FakeServer, chunk: bytes) -> None:
+        received = self.exchange(server, self.head("Transfer-Encoding: chunked"), chunk)
+        assert received.startswith(b"HTTP/1.1 400")
+        assert totals(server)["admitted"] == 0
+
+    def test_who_asks_whether_to_send_a_body_is_told_to(self, server: FakeServer) -> None:
+        head = self.head(f"Content-Length: {len(self.CONTENT)}", "Expect: 100-continue", "Connection: close")
+        with connect(server) as connection:
+            connection.sendall(head)
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
+            connection.sendall(self.CONTENT)
+            received = b""
+            while more := connection.recv(65536):
+                received += more
+        [answer] = self.answers(received)
+        assert answer["token_ids"] == self.EXPECTED
+
+    @pytest.mark.parametrize("request_line", [b"GET\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n", b"G" * 100_000])
+    def test_what_is_not_http_is_a_400(self, server: FakeServer, request_line: bytes) -> None:
+        assert self.exchange(server, request_line).startswith(b"HTTP/1.1 400")
+
+
+class TestExtremes:
+    @pytest.mark.parametrize("n", [1, 2, 6, 12])
+    def test_as_many_choices_as_there_is_room_for(self, server: FakeServer, n: int) -> None:
+        prompts = ["abc"] * (12 // n)
+        answer = server.client.post("/v1/completions", json=body(prompt=prompts, n=n)).json()
+        expected = bytes(expected_output([*b"abc"], 5)).decode()
+        assert [choice["text"] for choice in answer["choices"]] == [expected] * 12
+
+    @pytest.mark.parametrize(("n", "prompts"), [(13, 1), (1, 13), (7, 2), (2**62, 1), (1, 100_000), (2**62, 1000)])
+    def test_more_choices_than_that_are_refused_whole(self, server: FakeServer, n: int, prompts: int) -> None:
+        error = error_of(server.client.post("/v1/completions", json=body(prompt=["abc"] * prompts, n=n)))
+        assert error["code"] == "max_choices_exceeded"
+        assert totals(server)["admitted"] == 0
+
+    @pytest.mark.parametrize("count", [1, 1024, 1025, 20_000])
+    def test_tools(self, server: FakeServer, count: int) -> None:
+        """The model's template knows none; and beyond a number nobody's would be asked."""
+        deep: dict[str, Any] = {}
+        for _ in range(50):
+            deep = {"type": "object", "properties": {"a": deep}}
+        tools = [
+            {"type": "function", "function": {"name": f"f{number}", "parameters": deep}} for number in range(count)
+        ]
+        response = server.client.post("/v1/chat/completions", json=body("chat", tools=tools))
+        if count == 20_000:
+            assert response.status_code == 413
+        else:
+            assert response.status_code == 400
+            assert error_of(response)["param"] == "tools"
+        assert totals(server)["admitted"] == 0
+
+
+class TestFullCache:
+    def test_requests_give_pages_back_and_all_are_served(self) -> None:
+        """Each needs nearly all pages in the end; four run at first."""
+        with fake_server(max_running=4, max_queued=16, num_pages=20, prefix_caching=True) as server:
+            prompts = ["x" * 8 + chr(97 + number) for number in range(12)]
+            with ThreadPoolExecutor(12) as pool:
+                requests = [body(prompt=prompt, max_tokens=50) for prompt in prompts]
+                asked = [pool.submit(read_stream, server.client, "/generate", request) for request in requests]
+                for prompt, stream in zip(prompts, asked, strict=True):
+                    tokens = [token for event in stream.result().data for token in event["token_ids"]]
+                    assert tokens == expected_output([*prompt.encode()], 50)
+            assert server.samples()["ropewalk_num_preemptions_total"] > 0
+            assert totals(server)["length"] == 12
+            assert_unharmed(server)
 
 
 class TestModel:
@@ -279,3 +448,58 @@ class TestSignals:
                 assert running.process.wait(DEADLINE) == -signal.SIGTERM
         for line in running.said.splitlines():
             assert json.loads(line).keys() >= {"time", "level", "logger", "message"}
+
+
+class TestUnderLoad:
+    """The real program, its cache small, with more requests than it can run at a time."""
+
+    SETTINGS = (
+        *("--max-model-len", "1024", "--kv-cache-memory", "64MiB", "--max-running", "4", "--max-queued", "8"),
+        *("--shutdown-seconds", "1000", "--client-timeout-seconds", "3"),
+    )
+
+    def test_sigterm_leaves_nobody_without_an_answer(self, embedded_model_folder: Path, tmp_path: Path) -> None:
+        with program(tmp_path, str(embedded_model_folder), *self.SETTINGS) as running:
+            with running.client_once_ready() as client:
+                self.check_half_sent_requests(client)
+                ends = asyncio.run(self.load(client.base_url, running.process))
+                assert running.process.wait(DEADLINE) == 0, running.said
+            assert "Traceback" not in running.said
+        assert set(ends) <= {"length", "queue_full", "shutting_down", "refused connection"}
+        assert ends.count("length") >= 4  # at least what ran
+        assert len(ends) == 30
+
+    def check_half_sent_requests(self, client: httpx.Client) -> None:
+        """Both are given up after a while; nobody else has to wait for that."""
+        address = (client.base_url.host, client.base_url.port or 80)
+        with socket.create_connection(address, DEADLINE) as head, socket.create_connection(address, DEADLINE) as rest:
+            head.sendall(b"POST /generate HTTP/1.1\r\nHost:")
+            rest.sendall(raw_request("/generate", b'{"prompt"', 100))
+            assert client.get("/health").status_code == 200
+            assert rest.recv(1000).startswith(b"HTTP/1.1 408")
+            assert head.recv(1000) == b""
+
+    async def load(self, url: httpx.URL, process: subprocess.Popen[bytes]) -> list[str]:
+        """How each of thirty requests ended, half of them streams; SIGTERM comes once some have a token."""
+        first_token = asyncio.Event()
+
+        async def ask(client: httpx.AsyncClient, number: int) -> str:
+            await asyncio.sleep(0.05 * max(0, number - 20))  # some come late
+            request = {"prompt": f"Number {number}", "max_tokens": 40, "ignore_eos": True, "stream": number % 2 == 0}
+            try:
+                async with client.stream("POST", "/generate", json=request) as response:
+                    last = b""
+                    async for line in response.aiter_lines():
+                        if line.startswith("data:"):
+                            first_token.set()
+                        last = line.removeprefix("data: ").encode() or last
+            except httpx.ConnectError:
+                return "refused connection"
+            answer = json.loads(last)
+            return str(answer["error"]["code"] if "error" in answer else answer["finish_reason"])
+
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE, trust_env=False) as client:
+            asking = [asyncio.create_task(ask(client, number)) for number in range(30)]
+            await first_token.wait()
+            process.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*asking)

@@ -1,54 +1,52 @@
-"""The three shapes of an answer, streamed and whole. Knows wire formats; does not know where tokens come from."""
+"""What the three shapes of an answer have in common. Does not know where tokens come from."""
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Protocol
 
 from pydantic import BaseModel
 
 from service import core
-from service.api.logprobs import LogprobShapes
-from service.api.responses import (
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatResponse,
-    CompletionChoice,
-    CompletionResponse,
-    GenerateChunk,
-    GenerateResponse,
-    PromptTokensDetails,
-    RopeInfo,
-    TimingInfo,
-    Usage,
-)
+from service.api.responses import PromptTokensDetails, RopeInfo, TimingInfo, Usage
 
 
 @dataclass(frozen=True)
 class Header:
-    """What every part of one answer begins with."""
+    """What every part of one answer begins with.
+
+    Attributes:
+        id: of the request.
+        model: its name.
+        native_length: tokens that the model was trained to use.
+        num_choices: of the answer.
+        choices_per_prompt: how many of them follow one prompt.
+        created: Unix time, in seconds.
+    """
 
     id: str
     model: str
     native_length: int
+    num_choices: int = 1
+    choices_per_prompt: int = 1
     created: int = field(default_factory=lambda: int(time()))
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a request ended well.
+    """How a choice ended well.
 
     Attributes:
-        tokens: for a whole answer all of them; in a stream none, they are out already.
-        sequence: the request.
+        index: which choice.
+        prompt: the prompt's tokens that were told; in a stream none, they are out already.
+        tokens: all generated tokens; in a stream none.
+        sequence: the choice, as the engine has it.
         event: its terminal event.
         header: the answer's header.
     """
 
+    index: int
+    prompt: list[core.TokenEvent]
     tokens: list[core.TokenEvent]
     sequence: core.Sequence
     event: core.FinishEvent
@@ -58,17 +56,6 @@ class Ending:
     def text(self) -> str:
         """What the tokens and the end itself brought."""
         return "".join(token.text for token in self.tokens) + self.event.text
-
-    @property
-    def usage(self) -> Usage:
-        sequence = self.sequence
-        prompt, completion = len(sequence.prompt), len(sequence.output)
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.num_prefix_tokens or 0),
-        )
 
     @property
     def rope(self) -> RopeInfo:
@@ -88,6 +75,11 @@ class Ending:
         )
 
     @property
+    def rope_if_several(self) -> RopeInfo | None:
+        """The plan, where the answer has several choices, which may have ended under different ones."""
+        return self.rope if self.header.num_choices > 1 else None
+
+    @property
     def timing(self) -> TimingInfo:
         timing = self.event.timing
         return TimingInfo(
@@ -99,145 +91,57 @@ class Ending:
         )
 
 
-class AnswerFormat(Protocol):
-    """One route's shapes."""
+def usage(endings: Sequence[Ending]) -> Usage:
+    """Tokens of a whole request: each prompt counts once, however many choices follow it.
 
-    closing: str | None
-    """What ends a stream after its last event, None for nothing."""
-
-    def begin(self, header: Header) -> Iterable[BaseModel]:
-        """Events before the first token."""
-        ...
-
-    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
-        """Events of one more token."""
-        ...
-
-    def end(self, ending: Ending) -> Iterable[BaseModel]:
-        """The last events."""
-        ...
-
-    def whole(self, ending: Ending) -> BaseModel:
-        """The answer in one piece."""
-        ...
+    Args:
+        endings: of all its choices, in order.
+    """
+    firsts = [ending.sequence for ending in endings[:: endings[0].header.choices_per_prompt]]
+    prompt = sum(len(sequence.prompt) for sequence in firsts)
+    completion = sum(len(ending.sequence.output) for ending in endings)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(s.num_prefix_tokens or 0 for s in firsts)),
+    )
 
 
-class GenerateFormat:
-    """POST /generate."""
+class AnswerFormat(ABC):
+    """One route's shapes, for one request: `stream` methods give the events of a stream, `whole` the answer in one
+    piece."""
 
     closing: str | None = None
-
-    def __init__(self, logprobs: LogprobShapes) -> None:
-        self._logprobs = logprobs
+    """What ends a stream after its last event, None for nothing."""
 
     def begin(self, _: Header) -> Iterable[BaseModel]:
+        """Events before the first token."""
         return ()
 
-    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
-        logprobs = self._logprobs.generate([token])
-        yield GenerateChunk(id=header.id, text=token.text, token_ids=[token.token_id], logprobs=logprobs)
-
-    def end(self, ending: Ending) -> Iterable[BaseModel]:
-        yield self.whole(ending)
-
-    def whole(self, ending: Ending) -> BaseModel:
-        return GenerateResponse(
-            id=ending.header.id,
-            model=ending.header.model,
-            text=ending.text,
-            token_ids=[token.token_id for token in ending.tokens],
-            logprobs=self._logprobs.generate(ending.tokens),
-            finish_reason=ending.event.reason,
-            usage=ending.usage,
-            rope=ending.rope,
-            timing=ending.timing,
-        )
-
-
-class CompletionFormat:
-    """POST /v1/completions."""
-
-    closing: str | None = "[DONE]"
-
-    def __init__(self, logprobs: LogprobShapes, *, include_usage: bool) -> None:
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._length = 0  # of the text that is out
-
-    def begin(self, _: Header) -> Iterable[BaseModel]:
+    def prompt(self, _header: Header, _index: int, _tokens: Sequence[core.TokenEvent]) -> Iterable[BaseModel]:
+        """Events of more prompt tokens."""
         return ()
 
-    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
-        logprobs = self._logprobs.completion([token], self._length)
-        self._length += len(token.text)
-        if token.text or logprobs:
-            yield self._answer(header, [CompletionChoice(text=token.text, logprobs=logprobs, finish_reason=None)])
+    @abstractmethod
+    def token(self, header: Header, index: int, token: core.TokenEvent) -> Iterable[BaseModel]:
+        """Events of one more token of a choice."""
 
+    @abstractmethod
     def end(self, ending: Ending) -> Iterable[BaseModel]:
-        last = self._answer(ending.header, [CompletionChoice(text=ending.text, finish_reason=ending.event.reason)])
-        last.rope = ending.rope
-        yield last
-        if self._include_usage:
-            yield self._answer(ending.header, []).model_copy(update={"usage": ending.usage, "rope": ending.rope})
+        """The last events of a choice."""
 
-    def whole(self, ending: Ending) -> BaseModel:
-        logprobs = self._logprobs.completion(ending.tokens, 0)
-        choice = CompletionChoice(text=ending.text, logprobs=logprobs, finish_reason=ending.event.reason)
-        return self._answer(ending.header, [choice]).model_copy(update={"usage": ending.usage, "rope": ending.rope})
+    def close(self, _: Sequence[Ending]) -> Iterable[BaseModel]:
+        """Events after the ends of all choices."""
+        return ()
 
-    def _answer(self, header: Header, choices: list[CompletionChoice]) -> CompletionResponse:
-        return CompletionResponse(id=header.id, created=header.created, model=header.model, choices=choices)
+    def keep(self, index: int, token: core.TokenEvent) -> None:  # noqa: B027 - most have no need to
+        """Take note of one more token of an answer that will be told as a whole."""
 
+    def is_complete(self, _: int) -> bool:
+        """Whether a choice needs no more tokens."""
+        return False
 
-class ChatFormat:
-    """POST /v1/chat/completions."""
-
-    closing: str | None = "[DONE]"
-
-    def __init__(self, logprobs: LogprobShapes, *, include_usage: bool) -> None:
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-
-    def begin(self, header: Header) -> Iterable[BaseModel]:
-        yield self._chunk(header, ChatDelta(role="assistant", content=""))
-
-    def token(self, header: Header, token: core.TokenEvent) -> Iterable[BaseModel]:
-        logprobs = self._logprobs.chat([token])
-        if token.text or logprobs:
-            yield self._chunk(header, ChatDelta(content=token.text), logprobs=logprobs)
-
-    def end(self, ending: Ending) -> Iterable[BaseModel]:
-        if ending.text:
-            yield self._chunk(ending.header, ChatDelta(content=ending.text))
-        last = self._chunk(ending.header, ChatDelta(), finish_reason=ending.event.reason)
-        last.rope = ending.rope
-        yield last
-        if self._include_usage:
-            yield last.model_copy(update={"choices": [], "usage": ending.usage})
-
-    def whole(self, ending: Ending) -> BaseModel:
-        header = ending.header
-        choice = ChatChoice(
-            message=ChatAnswer(content=ending.text),
-            logprobs=self._logprobs.chat(ending.tokens),
-            finish_reason=ending.event.reason,
-        )
-        return ChatResponse(
-            id=header.id,
-            created=header.created,
-            model=header.model,
-            choices=[choice],
-            usage=ending.usage,
-            rope=ending.rope,
-        )
-
-    def _chunk(
-        self,
-        header: Header,
-        delta: ChatDelta,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        finish_reason: str | None = None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        return ChatChunk(id=header.id, created=header.created, model=header.model, choices=[choice])
+    @abstractmethod
+    def whole(self, endings: Sequence[Ending]) -> BaseModel:
+        """The answer in one piece."""

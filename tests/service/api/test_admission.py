@@ -278,7 +278,7 @@ def test_the_limits_are_looked_at_again_when_a_prompt_has_been_tokenised(monkeyp
             await asyncio.to_thread(go_on.wait, 60)
             return [5]
 
-        monkeypatch.setattr("service.api.admission.tokenize", slowly)
+        monkeypatch.setattr("service.api.generating.tokenize", slowly)
         answers: list[int] = []
 
         def ask() -> None:

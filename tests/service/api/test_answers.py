@@ -137,7 +137,7 @@ class TestChat:
         assert answer.pop("id").startswith("chatcmpl-")
         assert isinstance(answer.pop("created"), int)
         assert_rope(answer.pop("rope"), CHAT_REASON)
-        message = {"role": "assistant", "content": CHAT_TEXT}
+        message = {"role": "assistant", "content": CHAT_TEXT, "refusal": None}
         assert answer == {
             "object": "chat.completion",
             "model": MODEL,

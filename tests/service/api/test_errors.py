@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from service.api.requests import (
     FIELD_NAMES,
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     PlanRequest,
     RequestModel,
+    ToleratedFields,
 )
 from tests.serving import MODEL, FakeServer, error_of, fake_server
 
@@ -80,6 +82,90 @@ def test_a_wrong_method_is_a_405_that_says_which_is_right(client: httpx.Client) 
     response = client.get("/generate")
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
     assert response.headers["allow"] == "POST"
+
+
+CONTENT, UNKNOWN = "messages.0.content", "is not a field of this request"
+WISH = "rope: must be an object with scheme, mode, factor, growth, prefix_reuse, it is "
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"rope": "yarn"}, "rope", WISH + "'yarn'"),
+        ({"rope": ["yarn"]}, "rope", WISH + "['yarn']"),
+        ({"rope": {"factor": "2"}}, "rope.factor", "rope.factor: must be a number, it is '2'"),
+        ({"max_tokens": "5"}, "max_tokens", "max_tokens: must be an integer, it is '5'"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: must be greater than or equal to 1, it is 0"),
+        ({"stream": "x"}, "stream", "stream: must be a boolean (true or false), it is 'x'"),
+        ({"prompt": 5}, "prompt", "prompt: must be a string or a list, it is 5"),
+        ({"prompt": ""}, "prompt", "prompt: must have at least 1 character, it is ''"),
+        ({"prompt": [1, -1]}, "prompt", "prompt: item 1 must be greater than or equal to 0, it is -1"),
+        ({"prompt": [1, 2.5]}, "prompt", "prompt: item 1 must be an integer, it is 2.5"),
+        ({"stop": ["a", ""]}, "stop", "stop: item 1 must have at least 1 character, it is ''"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias: must be less than or equal to 100, it is 101"),
+        ({"max_token": 5}, "max_token", "max_token is not a field of this request: did you mean max_tokens?"),
+        (
+            {"rope": {"facter": 2}},
+            "rope.facter",
+            "rope.facter is not a field of this request: did you mean rope.factor?",
+        ),
+        ({"rope": {"max_token": 2}}, "rope.max_token", "rope.max_token is not a field of this request"),
+        ({"message": []}, "message", "message is not a field of this request"),
+        ({"seed": 1.5, "stop": 5, "max_token": 1}, "seed", "seed: must be an integer, it is 1.5"),
+    ],
+)
+def test_what_is_wrong_is_said_in_plain_words(
+    client: httpx.Client, body: dict[str, Any], param: str, message: str
+) -> None:
+    error = error_of(client.post("/generate", json={"prompt": "a"} | body))
+    assert (error["param"], error["message"]) == (param, message)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "message"),
+    [
+        (5, "messages", "messages: must be a list, it is 5"),
+        (["a"], "messages.0", f"messages.0: must be an object with {', '.join(ChatMessage.model_fields)}, it is 'a'"),
+        ([{"content": "a"}], "messages.0.role", "messages.0.role is missing"),
+        (
+            [{"role": "user", "content": "a", "rolle": "a"}],
+            "messages.0.rolle",
+            "messages.0.rolle is not a field of this request: did you mean messages.0.role?",
+        ),
+        (
+            [{"role": "user", "content": 5}],
+            "messages.0.content",
+            "messages.0.content: must be a string or a list, it is 5",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages.0.content.0.text",
+            "messages.0.content.0.text is missing",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "txet": 5}]}],
+            "messages.0.content.0.txet",
+            "messages.0.content.0.txet is not a field of this request: did you mean messages.0.content.0.text?",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "a"}]}],
+            "messages.0.content.0.type",
+            "messages.0.content.0.type: must be 'text', it is 'image_url'",
+        ),
+    ],
+)
+def test_what_is_wrong_within_a_message_is_told_with_its_place(
+    client: httpx.Client, messages: Any, param: str, message: str
+) -> None:
+    error = error_of(client.post("/v1/chat/completions", json={"messages": messages}))
+    assert (error["param"], error["message"]) == (param, message)
+
+
+def test_only_fields_of_the_route_are_proposed(client: httpx.Client) -> None:
+    for path, guess in (("/v1/chat/completions", ": did you mean messages?"), ("/v1/completions", "")):
+        body = {"messages": [{"role": "user", "content": "a"}]} if guess else {"prompt": "a"}
+        error = error_of(client.post(path, json=body | {"mesages": []}))
+        assert error["message"] == f"mesages is not a field of this request{guess}"
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +268,11 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
     types = st.sampled_from(["object", "string", "integer"])
     schemas = st.fixed_dictionaries({"type": types}) | st.dictionaries(st.just("type") | text, anything, max_size=3)
     content = text | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": text}), max_size=3)
+    function = st.fixed_dictionaries({"name": st.sampled_from(["f", "g"]) | text}, optional={"parameters": schemas})
+    tools = st.fixed_dictionaries({"type": st.just("function"), "function": function})
     likely: dict[str, st.SearchStrategy[Any]] = {
         "model": st.just(MODEL),
-        "prompt": text | st.lists(st.integers(-1, 130), max_size=300),
+        "prompt": text | st.lists(st.integers(-1, 130), max_size=300) | st.lists(text, max_size=3),
         "messages": st.lists(
             st.fixed_dictionaries({"role": st.sampled_from(["system", "developer", "user"]), "content": content}),
             max_size=4,
@@ -217,6 +305,21 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
         "stream": st.booleans() | st.none(),
         "timeout": st.floats(100, 1e9) | floats,
         "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans() | st.none()}),
+        "stop_token_ids": st.lists(st.integers(-1, 130), max_size=3),
+        "prompt_logprobs": small,
+        "echo": st.booleans(),
+        "best_of": small,
+        "suffix": st.none(),
+        "tools": st.lists(tools, max_size=2),
+        "tool_choice": st.sampled_from(["none", "auto", "required"])
+        | st.fixed_dictionaries({"type": st.just("function"), "function": st.fixed_dictionaries({"name": text})}),
+        "parallel_tool_calls": st.booleans(),
+        "modalities": st.just(["text"]),
+        "chat_template_kwargs": st.dictionaries(
+            st.sampled_from(["messages", "bos_token", "tokenize"]) | text, anything
+        ),
+        "reasoning_effort": st.sampled_from(["none", "low", "high"]),
+        **dict.fromkeys(ToleratedFields.model_fields, text | st.dictionaries(text, text) | st.booleans()),
         "rope": st.fixed_dictionaries(
             {},
             optional={

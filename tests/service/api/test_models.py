@@ -162,3 +162,15 @@ def test_a_token_beyond_the_vocabulary_cannot_be_detokenized(client: httpx.Clien
     response = client.post("/detokenize", json={"tokens": [128]})
     assert response.status_code == 400
     assert "128" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/v1/rope/plan", {"prompt_tokens": 5})])
+@pytest.mark.parametrize(
+    "extra", [{"tools": []}, {"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "low"}]
+)
+def test_what_only_a_template_reads_is_refused_without_a_conversation(
+    client: httpx.Client, path: str, body: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    error = error_of(client.post(path, json=body | extra))
+    [name] = extra
+    assert (error["param"], error["message"]) == (name, f"{name}: goes only with messages")

@@ -7,7 +7,7 @@ import pytest
 
 from service.api.state import Traffic
 from service.core import FinishEvent, FinishReason, SamplingParams, Sequence, Timing
-from service.engine.handle import Mailbox, RequestHandle
+from service.engine.handle import Choice, Mailbox, RequestHandle
 from service.errors import KeyBusyError, QueueFullError
 from service.settings import Settings
 from tests.fakes import EngineUnderTest
@@ -20,15 +20,15 @@ class Engine:
         self.admitted: list[Sequence] = []
         self.is_full = False
 
-    def ensure_room(self) -> None:
+    def ensure_room(self, _: int) -> None:
         if self.is_full:
             raise QueueFullError("9 requests are waiting; the limit is 9")
 
-    def submit(self, sequence: Sequence) -> None:
-        self.admitted.append(sequence)
+    def submit(self, sequences: list[Sequence]) -> None:
+        self.admitted += sequences
 
-    def cancel(self, _: Sequence) -> None:
-        return
+    def cancel(self, _: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        del reason
 
 
 class Scene:
@@ -44,14 +44,15 @@ class Scene:
     def admit(self, tokens: int = 1, caller: bytes | None = None) -> RequestHandle:
         choice = self.parts.policy.choose(1, 1)
         mailbox = Mailbox(asyncio.new_event_loop())
-        handle = RequestHandle(self.engine, mailbox, "a", [1] * tokens, choice, SamplingParams(max_tokens=1))
+        prompt = Choice([1] * tokens, choice, SamplingParams(max_tokens=1))
+        handle = RequestHandle(self.engine, mailbox, "a", [prompt])
         mailbox._loop.close()
         self.traffic.add(handle, caller)
         return handle
 
     def end(self, handle: RequestHandle, after: float = 0.0) -> None:
         self.now += after
-        handle._receive(FinishEvent(FinishReason.STOP, "", Timing(0, 0, 0, 0, 0)))
+        handle._receive(0, FinishEvent(FinishReason.STOP, "", Timing(0, 0, 0, 0, 0)))
 
     def retry_after(self, caller: bytes | None = None) -> int | None:
         with pytest.raises((QueueFullError, KeyBusyError)) as refusal:
@@ -74,7 +75,7 @@ def test_prompt_tokens_wait_until_their_request_starts() -> None:
     assert scene.traffic.num_queued_tokens == 229
     with pytest.raises(QueueFullError, match=r"^229 prompt tokens are waiting; the limit is 30$"):
         scene.traffic.ensure_room(scene.engine, None)
-    second.sequence.scheduled_time = 5.0
+    second.sequences[0].scheduled_time = 5.0
     assert scene.traffic.num_queued_tokens == 29
     scene.traffic.ensure_room(scene.engine, None)
     scene.admit(1)

@@ -1,19 +1,33 @@
 """How a server ends, and how it treats clients that take nothing; signals themselves are in `tests/e2e`."""
 
+import json
 import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
-from service.commands.serve import DrainingServer, cut_off_slow_clients
+from service import build, logs
+from service.commands.serve import DrainingServer, cut_off_slow_clients, log_changed, serve
 from service.core import Sequence
+from service.errors import StartupError
+from service.listening import listening
 from service.settings import Settings
 from tests.serving import EventStream, FakeServer, error_of, fake_server, wait_until
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1000,
+    "rope_theta": 10000.0,
+}
 LONG = {"prompt": "a", "max_tokens": 60, "stream": True}
 
 
@@ -89,6 +103,45 @@ def test_the_first_signal_drains_and_the_second_has_its_usual_effect(monkeypatch
     assert (server.should_exit, done) == (True, [])
     server.handle_exit(signal.SIGTERM, None)
     assert done == [(signal.SIGTERM, signal.SIG_DFL), signal.SIGTERM]
+
+
+def test_its_last_line_once_it_is_ready_says_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with draining_server(monkeypatch) as server:
+        wait_until(lambda: "ready: " in caplog.text, "it says that it is ready")
+        lines = [record.getMessage() for record in caplog.records]
+        (running,) = [number for number, line in enumerate(lines) if line.startswith(f"running on {server.url};")]
+        (ready,) = [number for number, line in enumerate(lines) if line.startswith(f"ready: {server.url} ")]
+        assert running < ready
+        assert caplog.records[ready].__dict__["fields"] == {"url": server.url}
+        assert server.client.get("/docs").status_code == 200
+        assert not [record for record in caplog.records[ready + 1 :] if record.name.startswith("service.")]
+
+
+def test_what_was_changed_is_logged_as_text_and_as_fields(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    log_changed(Settings.model_validate({"growth": "stop", "port": 5, "api_key": "open-sesame"}))
+    log_changed(Settings.model_validate({}))
+    changed, unchanged = caplog.records
+    assert changed.getMessage() == 'settings other than their defaults: port 5, api_key "**********", growth "stop"'
+    assert changed.__dict__["fields"] == {"settings": {"port": 5, "api_key": "**********", "growth": "stop"}}
+    assert unchanged.getMessage() == "all settings have their defaults"
+    assert unchanged.__dict__["fields"] == {"settings": {}}
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    loads: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(build, "load", lambda *given: loads.append(given))
+    with listening("127.0.0.1", 0) as (listener,):
+        port = listener.getsockname()[1]
+        with pytest.raises(StartupError, match=f"^port {port} on 127.0.0.1 is in use: "):
+            serve({"model": str(tmp_path), "port": str(port)})
+    assert loads == []
 
 
 def test_a_client_that_takes_nothing_is_cut_off_and_its_request_ends() -> None:

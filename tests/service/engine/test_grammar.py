@@ -26,6 +26,7 @@ from tests.fakes import GEOMETRY
 CHOICE = Policy(GEOMETRY).choose(1, 1)
 END = 2
 VOCABULARY = 49152
+SPECIAL = "<|im_start|>"
 
 
 @pytest.fixture(scope="module")
@@ -419,3 +420,18 @@ def test_many_threads_may_compile_at_once_and_another_may_use_what_they_made(
 def test_the_stack_of_threads_started_later_is_the_ordinary_one(tokenizer: Tokenizer) -> None:
     GrammarFactory(tokenizer, frozenset({END}))
     assert threading.stack_size() == 0
+
+
+@pytest.mark.parametrize("text", [SPECIAL, f"a{SPECIAL}b", f"{SPECIAL}{SPECIAL}"])
+def test_the_text_of_a_special_token_comes_as_text(factory: GrammarFactory, tokenizer: Tokenizer, text: str) -> None:
+    """Not as the token itself, which stands for nothing that is seen."""
+    specs = [GrammarSpec.choice([text]), GrammarSpec.json_schema({"const": text})]
+    assert generate(factory, specs, tokenizer) == [text, json.dumps(text)]
+
+
+def test_special_tokens_keep_their_ids_in_grammars(factory: GrammarFactory) -> None:
+    matcher = factory.compile(GrammarSpec.grammar('start: "a" <[1]> "b"'), param="guided").new_matcher()
+    for token in (81, 1, 82):
+        allowed = int.from_bytes(matcher.allowed(), "little")
+        assert allowed == 1 << token
+        matcher.consume(token)

@@ -61,7 +61,7 @@ class Threaded:
 
     def submit(self, name: str, sampling: SamplingParams | None = None) -> Sequence:
         sequence = self.sequence(name, sampling)
-        self.thread.submit(sequence)
+        self.thread.submit([sequence])
         return sequence
 
     def wait_for_end(self, name: str) -> FinishReason:
