@@ -30,16 +30,18 @@ struct Unit {
   KeyBlock keys;  // all that the rows see, from a multiple of kBlockKeys
   bool blocked;
   Int dims;  // of a key and a value together
-  // Of the first block's partial result in memory that is shared by tasks; where the unit is one task alone, none is there.
+  // Of the first block's partial result in memory that is shared by tasks; where the unit is one task alone, none is
+  // there.
   Int first_partial;
 
   Int blocks() const { return (keys.end - keys.begin + kBlockKeys - 1) / kBlockKeys; }
   Int cost() const { return rows.rows * (keys.end - keys.begin) * dims; }
 };
 
-// Some blocks of a unit.
+// Some blocks of one or more units that lie one after another and are alike but for the key head.
 struct Task {
-  Int unit;
+  Int first_unit;
+  Int units;
   Int first_block;
   Int last_block;
   Int cost;
@@ -101,8 +103,8 @@ void multiply_by_onednn(Int m, Int n, Int k, Int stride_a, Int stride_b, Int str
 }
 
 // The units of a step: of each sequence, blocks of query tokens, under each key head.
-std::vector<Unit> units_of(const Rows& query, const PagedRows& keys, const PagedRows& values, const PackedSequences& sequences,
-                           Int window, bool deterministic) {
+std::vector<Unit> units_of(const Rows& query, const PagedRows& keys, const PagedRows& values,
+                           const PackedSequences& sequences, Int window, bool deterministic) {
   const Int group = query.heads / keys.heads, most_tokens = std::max<Int>(1, kBlockRows / group);
   std::vector<Unit> units;
   for (Int sequence = 0; sequence < sequences.count; ++sequence) {
@@ -125,24 +127,35 @@ std::vector<Unit> units_of(const Rows& query, const PagedRows& keys, const Paged
   return units;
 }
 
-// Tasks, the dearest first. A unit that is much of the whole is cut between its blocks.
-std::vector<Task> tasks_of(std::vector<Unit>& units, Int threads, Int* partial_floats) {
+// Into how many tasks a unit's blocks are put.
+Int parts_of(const Unit& unit, Int fair, Int threads) {
+  if (!unit.blocked) return unit.blocks();
+  return threads == 1 ? 1 : std::clamp<Int>(unit.cost() / fair, 1, unit.blocks());
+}
+
+// Tasks, the dearest first. A unit that is much of the whole is cut between its blocks. Of a few rows in a long
+// sequence, a task takes one block for all key heads: these lie side by side in memory, and what is fetched beside one
+// serves the next.
+std::vector<Task> tasks_of(std::vector<Unit>& units, Int heads, Int threads, Int* partial_floats) {
   Int whole = 0;
   for (const Unit& unit : units) whole += unit.cost();
   const Int fair = std::max<Int>(1, whole / (threads * kTasksPerThread));
   std::vector<Task> tasks;
   *partial_floats = 0;
-  for (Int i = 0; i < static_cast<Int>(units.size()); ++i) {
-    Unit& unit = units[i];
-    const Int blocks = unit.blocks();
-    const Int parts = threads == 1 ? 1 : std::clamp<Int>(unit.cost() / fair, 1, blocks);
+  for (Int i = 0; i < static_cast<Int>(units.size()); i += heads) {
+    const Unit& first = units[i];
+    const Int blocks = first.blocks(), parts = parts_of(first, fair, threads);
     if (parts > 1) {
-      unit.first_partial = *partial_floats;
-      *partial_floats += blocks * shape_of(unit).floats();
+      for (Int head = 0; head < heads; ++head) {
+        units[i + head].first_partial = *partial_floats;
+        *partial_floats += blocks * shape_of(first).floats();
+      }
     }
+    const Int together = !first.blocked && first.cost() * heads / parts < fair ? heads : 1;
     for (Int part = 0; part < parts; ++part) {
-      const Int first = blocks * part / parts, last = blocks * (part + 1) / parts;
-      tasks.push_back({i, first, last, unit.cost() * (last - first) / blocks});
+      const Int begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+      const Int cost = first.cost() * together * (end - begin) / blocks;
+      for (Int head = 0; head < heads; head += together) tasks.push_back({i + head, together, begin, end, cost});
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
@@ -160,7 +173,24 @@ class Step {
         partials_(partials) {}
 
   void run(const Task& task) const {
-    const Unit& unit = units_[task.unit];
+    for (Int i = 0; i < task.units; ++i) run(units_[task.first_unit + i], task);
+  }
+
+  // What is left of a unit that was cut.
+  void put_together(const Unit& unit) const {
+    if (unit.first_partial < 0) return;
+    const Partial so_far = partial_of(unit, 0);
+    for (Int block = 1; block < unit.blocks(); ++block)
+      kernels_.merge(unit.rows.rows, so_far.stride, partial_of(unit, block), so_far);
+    kernels_.finish(unit.rows, rules_, so_far, output_);
+  }
+
+  void release() const {
+    if (product_) at::native::cpublas::brgemm_release();
+  }
+
+ private:
+  void run(const Unit& unit, const Task& task) const {
     const PartialShape shape = shape_of(unit);
     const QueryRows& rows = unit.rows;
     const Int scratch =
@@ -182,20 +212,6 @@ class Step {
     if (unit.first_partial < 0) kernels_.finish(unit.rows, rules_, so_far, output_);
   }
 
-  // What is left of a unit that was cut.
-  void put_together(const Unit& unit) const {
-    if (unit.first_partial < 0) return;
-    const Partial so_far = partial_of(unit, 0);
-    for (Int block = 1; block < unit.blocks(); ++block)
-      kernels_.merge(unit.rows.rows, so_far.stride, partial_of(unit, block), so_far);
-    kernels_.finish(unit.rows, rules_, so_far, output_);
-  }
-
-  void release() const {
-    if (product_) at::native::cpublas::brgemm_release();
-  }
-
- private:
   Partial partial_of(const Unit& unit, Int block) const {
     const PartialShape shape = shape_of(unit);
     return shape.at(partials_ + unit.first_partial + block * shape.floats());
@@ -221,14 +237,15 @@ class Step {
 
 }  // namespace
 
-void paged_attention(const Rows& query, const PagedRows& keys, const PagedRows& values, const PackedSequences& sequences,
-                     const LogitRules& rules, bool deterministic, const Rows& output) {
+void paged_attention(const Rows& query, const PagedRows& keys, const PagedRows& values,
+                     const PackedSequences& sequences, const LogitRules& rules, bool deterministic,
+                     const Rows& output) {
   std::vector<Unit> units = units_of(query, keys, values, sequences, rules.window, deterministic);
   Int work = 0;
   for (const Unit& unit : units) work += unit.cost();
   const Int threads = at::in_parallel_region() ? 1 : std::clamp<Int>(work / kWorthAThread, 1, at::get_num_threads());
   Int partial_floats = 0;
-  const std::vector<Task> tasks = tasks_of(units, threads, &partial_floats);
+  const std::vector<Task> tasks = tasks_of(units, keys.heads, threads, &partial_floats);
   thread_local Buffer partials;
   float* const memory = reinterpret_cast<float*>(partials.at_least(partial_floats * static_cast<Int>(sizeof(float))));
   const Step step(rules, output, current_level(), units, memory);

@@ -47,17 +47,17 @@ ROPEWALK_INLINE float scale_of(const PagedRows& pages, Int row) {
 
 // Where things lie in scratch memory. Sizes are in units of four bytes and multiples of 64 bytes.
 struct Scratch {
-  Int key_dim;        // padded
-  Int value_dim;      // padded
-  Int query_stride;   // of a row of queries as float32, in elements
+  Int key_dim;       // padded
+  Int value_dim;     // padded
+  Int query_stride;  // of a row of queries as float32, in elements
   Int value_stride;
-  float* queries;     // [rows, query_stride] float32, or as many bfloat16
+  float* queries;         // [rows, query_stride] float32, or as many bfloat16
   std::uint32_t* keys;    // [key_dim, kScoreStride]
   std::uint32_t* values;  // [kBlockKeys, value_stride]
-  float* scores;      // [part of the rows, kScoreStride]
-  Half* weights;      // [part of the rows, kWeightStride]
-  Floats* sums;       // [kRowsAtOnce, kWidth]
-  Int* places;        // [kBlockKeys], each key's row in the pages
+  float* scores;          // [part of the rows, kScoreStride]
+  Half* weights;          // [part of the rows, kWeightStride]
+  Floats* sums;           // [kRowsAtOnce, kWidth]
+  Int* places;            // [kBlockKeys], each key's row in the pages
   Int bytes;
 };
 
@@ -122,9 +122,11 @@ void take_queries(const QueryRows& rows, const KeyBlock& block, bool blocked, vo
     const Int offset = (rows.first_token + row / rows.group) * query.token_stride +
                        (rows.first_head + row % rows.group) * query.head_stride;
     if (query.number == Number::float32) {
-      take_row(static_cast<const float*>(query.data) + offset, query.dim, at.key_dim, at.queries + row * at.query_stride);
+      take_row(static_cast<const float*>(query.data) + offset, query.dim, at.key_dim,
+               at.queries + row * at.query_stride);
     } else if (!as_pairs) {
-      take_row(static_cast<const Half*>(query.data) + offset, query.dim, at.key_dim, at.queries + row * at.query_stride);
+      take_row(static_cast<const Half*>(query.data) + offset, query.dim, at.key_dim,
+               at.queries + row * at.query_stride);
     } else {
       take_row(static_cast<const Half*>(query.data) + offset, query.dim, at.key_dim,
                reinterpret_cast<Half*>(at.queries) + row * at.query_stride * 2);
@@ -149,7 +151,8 @@ ROPEWALK_INLINE Int position_of(const QueryRows& rows, Int row) { return rows.fi
 
 // The columns that any of the rows sees.
 ROPEWALK_INLINE Columns seen_by_any(const QueryRows& rows, const KeyBlock& block, Int window) {
-  return {seen_by(position_of(rows, 0), block, window).begin, seen_by(position_of(rows, rows.rows - 1), block, window).end};
+  return {seen_by(position_of(rows, 0), block, window).begin,
+          seen_by(position_of(rows, rows.rows - 1), block, window).end};
 }
 
 ROPEWALK_INLINE Ints within(Int column, Columns seen) {
@@ -178,12 +181,11 @@ void apply_rules(float* scores, Int begin, Int end, float distance, const LogitR
 
 // Softmax weights of one row.
 //
-// Args: scores [end] products; columns from `begin` to `end`, both multiples of kWidth, are written: outside of `seen` with
-// 0. `weights` may be `scores`.
-// Peak and total as in Partial.
+// Args: scores [end] products; columns from `begin` to `end`, both multiples of kWidth, are written: outside of `seen`
+// with 0. `weights` may be `scores`. Peak and total as in Partial.
 template <typename Weight>
-void weigh(float* scores, Weight* weights, Int begin, Int end, Columns seen, const LogitRules& rules, float slope, Int distance,
-           float* peak, float* total) {
+void weigh(float* scores, Weight* weights, Int begin, Int end, Columns seen, const LogitRules& rules, float slope,
+           Int distance, float* peak, float* total) {
   float scale = rules.scale;
   if (rules.soft_cap != 0.f || rules.slopes) {
     apply_rules(scores, begin, end, static_cast<float>(distance), rules, slope);
@@ -247,7 +249,8 @@ void find_places(const KeyBlock& block, Columns columns, Int* places) {
 // Products of queries with keys in place, kWidth keys at a time.
 struct FloatKeys {
   template <int Count, typename Element>
-  static ROPEWALK_INLINE void dots(const float* queries, Int stride, const Element* key, Int dim, Floats (&sums)[Count]) {
+  static ROPEWALK_INLINE void dots(const float* queries, Int stride, const Element* key, Int dim,
+                                   Floats (&sums)[Count]) {
     Int i = 0;
     for (; i + kWidth <= dim; i += kWidth) {
       const Floats part = load(key + i);
@@ -265,7 +268,8 @@ struct FloatKeys {
 #if defined(__AVX512BF16__)
 struct HalfKeys {
   template <int Count, typename Element>
-  static ROPEWALK_INLINE void dots(const float* queries, Int stride, const Element* key, Int dim, Floats (&sums)[Count]) {
+  static ROPEWALK_INLINE void dots(const float* queries, Int stride, const Element* key, Int dim,
+                                   Floats (&sums)[Count]) {
     const char* const rows = reinterpret_cast<const char*>(queries);
     Int i = 0;
     for (; i + 32 <= dim; i += 32) {
@@ -289,8 +293,8 @@ using HalfKeys = FloatKeys;
 #endif
 
 template <int Count, typename Dots, typename Element>
-void score_in_place(const float* queries, Int stride, const PagedRows& keys, const Int* places, Columns columns, Floats* sums,
-                    float* scores) {
+void score_in_place(const float* queries, Int stride, const PagedRows& keys, const Int* places, Columns columns,
+                    Floats* sums, float* scores) {
   const Element* const data = static_cast<const Element*>(keys.data);
   const Int dim = keys.dim, last = columns.end - 1;
   for (Int begin = columns.begin / kWidth * kWidth; begin < columns.end; begin += kWidth) {
@@ -318,13 +322,12 @@ void score_in_place(const float* queries, Int stride, const PagedRows& keys, con
 
 // Some vectors of a head's dimensions for some rows: values += weights times the values in place.
 template <int Count, int Vectors, bool Whole, typename Element>
-ROPEWALK_INLINE void gather_values(const float* weights, const Element* data, const Int* places, Int dim, Int first, Columns columns,
-                                   float* values, Int stride) {
+ROPEWALK_INLINE void gather_values(const float* weights, const Element* data, const Int* places, Int dim, Int first,
+                                   Columns columns, float* values, Int stride) {
   Floats sums[Count][Vectors];
   ROPEWALK_UNROLL
-  for (int row = 0; row < Count; ++row)
-    ROPEWALK_UNROLL
-    for (int part = 0; part < Vectors; ++part) sums[row][part] = load(values + row * stride + first + part * kWidth);
+  for (int row = 0; row < Count; ++row) ROPEWALK_UNROLL
+  for (int part = 0; part < Vectors; ++part) sums[row][part] = load(values + row * stride + first + part * kWidth);
   for (Int column = columns.begin; column < columns.end; ++column) {
     const Element* const value = data + places[column] * dim + first;
     Floats parts[Vectors];
@@ -339,13 +342,13 @@ ROPEWALK_INLINE void gather_values(const float* weights, const Element* data, co
     }
   }
   ROPEWALK_UNROLL
-  for (int row = 0; row < Count; ++row)
-    ROPEWALK_UNROLL
-    for (int part = 0; part < Vectors; ++part) store(values + row * stride + first + part * kWidth, sums[row][part]);
+  for (int row = 0; row < Count; ++row) ROPEWALK_UNROLL
+  for (int part = 0; part < Vectors; ++part) store(values + row * stride + first + part * kWidth, sums[row][part]);
 }
 
 template <int Count, typename Element>
-void value_in_place(const float* weights, const PagedRows& pages, const Int* places, Columns columns, float* values, Int stride) {
+void value_in_place(const float* weights, const PagedRows& pages, const Int* places, Columns columns, float* values,
+                    Int stride) {
   constexpr int kVectors = kWidth == 16 ? 4 : 2;
   const Element* const data = static_cast<const Element*>(pages.data);
   const Int dim = pages.dim;
@@ -378,7 +381,8 @@ void attend_some(const QueryRows& rows, Int first, const KeyBlock& block, Column
       score_in_place<Count, FloatKeys, float>(queries, at.query_stride, keys, at.places, columns, at.sums, scores);
       break;
     case Number::int8:
-      score_in_place<Count, FloatKeys, std::int8_t>(queries, at.query_stride, keys, at.places, columns, at.sums, scores);
+      score_in_place<Count, FloatKeys, std::int8_t>(queries, at.query_stride, keys, at.places, columns, at.sums,
+                                                    scores);
       break;
     case Number::bfloat16:
       if (pairs_in_place(*rows.query, keys))
@@ -411,7 +415,8 @@ void attend_some(const QueryRows& rows, Int first, const KeyBlock& block, Column
   }
 }
 
-void attend_in_place(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, void* memory, const Partial& result) {
+void attend_in_place(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, void* memory,
+                     const Partial& result) {
   const Scratch at = scratch_at(memory, block.keys->dim, block.values->dim, rows.rows, rows.group);
   const Columns columns = seen_by_any(rows, block, rules.window);
   find_places(block, columns, at.places);
@@ -533,7 +538,8 @@ ROPEWALK_INLINE void pair_up(const Half* low, const Half* high, Int dim, std::ui
 
 // Values as rows of a matrix, or as rows of pairs from two of them: [kBlockKeys (/ 2 as pairs), stride] words.
 template <bool AsPairs, typename Element>
-void take_values(const PagedRows& pages, const Int* places, Columns columns, Int end, Int padded, Int stride, std::uint32_t* to) {
+void take_values(const PagedRows& pages, const Int* places, Columns columns, Int end, Int padded, Int stride,
+                 std::uint32_t* to) {
   for (Int column = columns.begin / kColumns * kColumns; column < end; column += AsPairs ? 2 : 1) {
     if constexpr (AsPairs && sizeof(Element) == 2) {
       if (column >= columns.begin && column + 1 < columns.end && padded == pages.dim && padded % (2 * kWidth) == 0) {
@@ -546,7 +552,7 @@ void take_values(const PagedRows& pages, const Int* places, Columns columns, Int
       const Floats low = some_values<Element>(pages, places, columns, column, first);
       if constexpr (AsPairs) {
         const Floats high = some_values<Element>(pages, places, columns, column + 1, first);
-        const Words pairs = __builtin_convertvector(narrow(low), Words) | (__builtin_convertvector(narrow(high), Words) << 16);
+        const Words pairs = words_from(narrow(low)) | (words_from(narrow(high)) << 16);
         store_vector(to + column / 2 * stride + first, pairs);
       } else {
         store(reinterpret_cast<float*>(to) + column * stride + first, low);
@@ -583,20 +589,18 @@ ROPEWALK_INLINE void multiply_tile(Int depth, Int stride_a, Int stride_b, Int st
     ROPEWALK_UNROLL
     for (int part = 0; part < Vectors; ++part) parts[part] = load_vector<Floats>(b + step * stride_b + part * kWidth);
     ROPEWALK_UNROLL
-    for (int row = 0; row < Height; ++row)
-      ROPEWALK_UNROLL
-      for (int part = 0; part < Vectors; ++part)
-        sums[row][part] = multiply_add<AsPairs>(sums[row][part], a[row * stride_a + step], parts[part]);
+    for (int row = 0; row < Height; ++row) ROPEWALK_UNROLL
+    for (int part = 0; part < Vectors; ++part)
+      sums[row][part] = multiply_add<AsPairs>(sums[row][part], a[row * stride_a + step], parts[part]);
   }
   ROPEWALK_UNROLL
-  for (int row = 0; row < Height; ++row)
-    ROPEWALK_UNROLL
-    for (int part = 0; part < Vectors; ++part) store(c + row * stride_c + part * kWidth, sums[row][part]);
+  for (int row = 0; row < Height; ++row) ROPEWALK_UNROLL
+  for (int part = 0; part < Vectors; ++part) store(c + row * stride_c + part * kWidth, sums[row][part]);
 }
 
 template <bool AsPairs, int Height>
-void multiply_rows(Int columns, Int depth, Int stride_a, Int stride_b, Int stride_c, const std::uint32_t* a, const std::uint32_t* b,
-                   float* c) {
+void multiply_rows(Int columns, Int depth, Int stride_a, Int stride_b, Int stride_c, const std::uint32_t* a,
+                   const std::uint32_t* b, float* c) {
   constexpr Int kTile = kTileVectors * kWidth;
   Int column = 0;
   for (; column + kTile <= columns; column += kTile)
@@ -605,14 +609,15 @@ void multiply_rows(Int columns, Int depth, Int stride_a, Int stride_b, Int strid
     multiply_tile<AsPairs, Height, 1>(depth, stride_a, stride_b, stride_c, a, b + column, c + column);
 }
 
-// C [rows, columns] = A [rows, depth] B [depth, columns] in words: depth counts pairs where words are pairs; columns is a
-// multiple of kWidth. Each number is summed in the order of depth, whatever the sizes.
+// C [rows, columns] = A [rows, depth] B [depth, columns] in words: depth counts pairs where words are pairs; columns is
+// a multiple of kWidth. Each number is summed in the order of depth, whatever the sizes.
 template <bool AsPairs>
 void multiply(Int rows, Int columns, Int depth, Int stride_a, Int stride_b, Int stride_c, const std::uint32_t* a,
               const std::uint32_t* b, float* c) {
   Int row = 0;
   for (; row + kTileHeight <= rows; row += kTileHeight)
-    multiply_rows<AsPairs, kTileHeight>(columns, depth, stride_a, stride_b, stride_c, a + row * stride_a, b, c + row * stride_c);
+    multiply_rows<AsPairs, kTileHeight>(columns, depth, stride_a, stride_b, stride_c, a + row * stride_a, b,
+                                        c + row * stride_c);
   for (; row < rows; ++row)
     multiply_rows<AsPairs, 1>(columns, depth, stride_a, stride_b, stride_c, a + row * stride_a, b, c + row * stride_c);
 }
@@ -637,25 +642,26 @@ void take_block(const KeyBlock& block, const Scratch& at, Columns columns, Int e
 
 // Softmax weights of all rows, [rows, stride] of them.
 template <typename Weight>
-void weigh_all(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, const Scratch& at, Int begin, Int end,
-               Weight* weights, Int stride, const Partial& result) {
+void weigh_all(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, const Scratch& at, Int begin,
+               Int end, Weight* weights, Int stride, const Partial& result) {
   for (Int row = 0; row < rows.rows; ++row) {
     const Int position = position_of(rows, row);
-    weigh(at.scores + row * kScoreStride, weights + row * stride, begin, end, seen_by(position, block, rules.window), rules,
-          slope_of(rows, rules, row), block.begin - position, result.peaks + row, result.totals + row);
+    weigh(at.scores + row * kScoreStride, weights + row * stride, begin, end, seen_by(position, block, rules.window),
+          rules, slope_of(rows, rules, row), block.begin - position, result.peaks + row, result.totals + row);
   }
 }
 
 // Some of the rows, whole tokens from row `first`, over a block whose keys and values are copied already.
 template <bool AsPairs>
-void attend_part(const QueryRows& all_rows, Int first, Int some, const KeyBlock& block, const LogitRules& rules, Product product,
-                 const Scratch& at, const Partial& all_results) {
+void attend_part(const QueryRows& all_rows, Int first, Int some, const KeyBlock& block, const LogitRules& rules,
+                 Product product, const Scratch& at, const Partial& all_results) {
   QueryRows rows = all_rows;
   rows.first_token += first / rows.group;
   rows.first_position += first / rows.group;
   rows.rows = some;
   const Int stride = all_results.stride;
-  const Partial result{all_results.peaks + first, all_results.totals + first, all_results.values + first * stride, stride};
+  const Partial result{all_results.peaks + first, all_results.totals + first, all_results.values + first * stride,
+                       stride};
   const Columns columns = seen_by_any(rows, block, rules.window);
   if (columns.begin >= columns.end) {
     for (Int row = 0; row < some; ++row) {
@@ -671,11 +677,12 @@ void attend_part(const QueryRows& all_rows, Int first, Int some, const KeyBlock&
   const Int many = round_up(rows.rows, kTileRows);
   if constexpr (AsPairs) {
     if (product) {
-      product(many, count, at.key_dim, 2 * at.query_stride, kScoreStride, kScoreStride, reinterpret_cast<const Half*>(queries),
-              reinterpret_cast<const Half*>(at.keys + begin), at.scores + begin);
+      product(many, count, at.key_dim, 2 * at.query_stride, kScoreStride, kScoreStride,
+              reinterpret_cast<const Half*>(queries), reinterpret_cast<const Half*>(at.keys + begin),
+              at.scores + begin);
     } else {
-      multiply<true>(rows.rows, count, at.key_dim / 2, at.query_stride, kScoreStride, kScoreStride, queries, at.keys + begin,
-                     at.scores + begin);
+      multiply<true>(rows.rows, count, at.key_dim / 2, at.query_stride, kScoreStride, kScoreStride, queries,
+                     at.keys + begin, at.scores + begin);
     }
     weigh_all(rows, block, rules, at, begin, end, at.weights, kWeightStride, result);
     if (product) {
@@ -695,8 +702,8 @@ void attend_part(const QueryRows& all_rows, Int first, Int some, const KeyBlock&
 }
 
 template <bool AsPairs>
-void attend_parts(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product, const Scratch& at,
-                  const Partial& result) {
+void attend_parts(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product,
+                  const Scratch& at, const Partial& result) {
   const Columns columns = seen_by_any(rows, block, rules.window);
   find_places(block, columns, at.places);
   take_block<AsPairs>(block, at, columns, round_up(columns.end, kColumns));
@@ -705,8 +712,8 @@ void attend_parts(const QueryRows& rows, const KeyBlock& block, const LogitRules
     attend_part<AsPairs>(rows, first, lesser(most, rows.rows - first), block, rules, product, at, result);
 }
 
-void attend_blocked(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product, void* memory,
-                    const Partial& result) {
+void attend_blocked(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product,
+                    void* memory, const Partial& result) {
   const Scratch at = scratch_at(memory, block.keys->dim, block.values->dim, rows.rows, rows.group);
   if (pairs_blocked(*rows.query))
     attend_parts<kHalfProducts>(rows, block, rules, product, at, result);
@@ -757,7 +764,8 @@ void finish(const QueryRows& rows, const LogitRules& rules, const Partial& resul
 }  // namespace
 
 const AttentionKernels& attention_kernels() {
-  static constexpr AttentionKernels kernels{scratch_bytes, take_queries, attend_in_place, attend_blocked, merge, finish};
+  static constexpr AttentionKernels kernels{scratch_bytes,  take_queries, attend_in_place,
+                                            attend_blocked, merge,        finish};
   return kernels;
 }
 

@@ -5,14 +5,16 @@
 
 namespace ropewalk {
 
-// Keys are taken in blocks that begin at multiples of this. A block's result depends on the keys in it and on one row alone,
-// and the results of a sequence's blocks are put together in their order, so that neither threads nor the batch matter.
+// Keys are taken in blocks that begin at multiples of this. A block's result depends on the keys in it and on one row
+// alone, and the results of a sequence's blocks are put together in their order, so that neither threads nor the batch
+// matter.
 constexpr std::int64_t kBlockKeys = 512;
-// Query rows that share one copy of a block of keys and values; a row is one head of one token. More would leave too few
-// tasks for the threads.
+// Query rows that share one copy of a block of keys and values; a row is one head of one token. More would leave too
+// few tasks for the threads.
 constexpr std::int64_t kBlockRows = 256;
 
-// C [m, n] (+)= A [m, k] B [k, n] in bfloat16 into float32; rows of A and C and pairs of rows of B lie so many elements apart.
+// C [m, n] (+)= A [m, k] B [k, n] in bfloat16 into float32; rows of A and C and pairs of rows of B lie so many elements
+// apart.
 using Product = void (*)(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t stride_a, std::int64_t stride_b,
                          std::int64_t stride_c, const std::uint16_t* a, const std::uint16_t* b, float* c);
 
@@ -22,7 +24,7 @@ struct QueryRows {
   std::int64_t first_token;     // in the packed batch
   std::int64_t first_position;  // in the sequence
   std::int64_t first_head;
-  std::int64_t group;           // heads that share the key head
+  std::int64_t group;  // heads that share the key head
   std::int64_t rows;
 };
 
@@ -53,8 +55,8 @@ struct AttentionKernels {
   void (*attend_in_place)(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, void* scratch,
                           const Partial& result);
   // One block for many rows: keys and values are copied, then multiplied as matrices. `product` may be null.
-  void (*attend_blocked)(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product, void* scratch,
-                         const Partial& result);
+  void (*attend_blocked)(const QueryRows& rows, const KeyBlock& block, const LogitRules& rules, Product product,
+                         void* scratch, const Partial& result);
   // Add the next block's result to what there is.
   void (*merge)(std::int64_t rows, std::int64_t dim, const Partial& next, const Partial& so_far);
   // Divide and round.

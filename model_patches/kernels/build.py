@@ -25,7 +25,7 @@ from model_patches.loading.cache import build_once, default_cache_dir
 
 SOURCES = (
     *("levels.cpp", "operators.cpp", "attention.cpp", "rotary.cpp"),
-    *("linear.cpp", "linear_amx.cpp", "layer.cpp", "decoder.cpp"),
+    *("linear.cpp", "linear_amx.cpp", "layer.cpp", "decoder.cpp", "sampling.cpp"),
 )
 """Compiled once, for any CPU of the architecture."""
 LEVEL_SOURCES = ("attention_kernels.cpp", "rotary_kernels.cpp", "linear_kernels.cpp")

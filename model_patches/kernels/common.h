@@ -1,13 +1,13 @@
-// What all operators share: instruction sets, number types and the paged memory. Plain data only, for the files that are
-// compiled once for each instruction set include this too.
+// What all operators share: instruction sets, number types and the paged memory. Plain data only, for the files that
+// are compiled once for each instruction set include this too.
 #pragma once
 
 #include <cstdint>
 
 namespace ropewalk {
 
-// Instruction sets, each with all that the ones before it have. `amx` runs the loops of avx512_bf16 and leaves the large
-// bf16 products to oneDNN.
+// Instruction sets, each with all that the ones before it have. `amx` runs the loops of avx512_bf16 and leaves the
+// large bf16 products to oneDNN.
 enum class Level : int { portable, avx2, avx512, avx512_bf16, amx };
 
 // The best that this CPU, the operating system and the limit allow.

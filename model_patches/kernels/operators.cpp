@@ -40,17 +40,19 @@ PagedRows pages_of(const at::Tensor& data, const OptionalTensor& scales) {
   const Number number = number_of(data);
   TORCH_CHECK(scales.has_value() == (number == Number::int8), "int8 goes with scales, and nothing else does");
   if (scales) {
-    TORCH_CHECK(scales->scalar_type() == at::kHalf && scales->is_contiguous() && scales->sizes() == data.sizes().slice(0, 3),
-                "expected float16 scales [pages, page_size, heads] without gaps");
+    TORCH_CHECK(
+        scales->scalar_type() == at::kHalf && scales->is_contiguous() && scales->sizes() == data.sizes().slice(0, 3),
+        "expected float16 scales [pages, page_size, heads] without gaps");
   }
-  return {data.data_ptr(), scales ? static_cast<std::uint16_t*>(scales->data_ptr()) : nullptr, number, data.size(1),
-          data.size(2), data.size(3)};
+  return {data.data_ptr(), scales ? static_cast<std::uint16_t*>(scales->data_ptr()) : nullptr,
+          number,          data.size(1),
+          data.size(2),    data.size(3)};
 }
 
 template <typename Element>
 const Element* numbers_of(const at::Tensor& tensor, at::ScalarType type, at::IntArrayRef shape, const char* name) {
-  TORCH_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.sizes() == shape, name, ": expected ", type, " ",
-              shape, " without gaps, got ", tensor.scalar_type(), " ", tensor.sizes());
+  TORCH_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.sizes() == shape, name, ": expected ",
+              type, " ", shape, " without gaps, got ", tensor.scalar_type(), " ", tensor.sizes());
   return tensor.const_data_ptr<Element>();
 }
 
@@ -65,8 +67,9 @@ void check_alike(const PagedRows& keys, const PagedRows& values) {
 
 at::Tensor attention_operator(const at::Tensor& query, const at::Tensor& keys, const OptionalTensor& key_scales,
                               const at::Tensor& values, const OptionalTensor& value_scales, const at::Tensor& cu_seq_q,
-                              const at::Tensor& key_lengths, const at::Tensor& block_table, double scale, std::int64_t window,
-                              double soft_cap, const OptionalTensor& sinks, const OptionalTensor& slopes, bool deterministic) {
+                              const at::Tensor& key_lengths, const at::Tensor& block_table, double scale,
+                              std::int64_t window, double soft_cap, const OptionalTensor& sinks,
+                              const OptionalTensor& slopes, bool deterministic) {
   const Rows rows = rows_of(query);
   const PagedRows key_pages = pages_of(keys, key_scales), value_pages = pages_of(values, value_scales);
   check_alike(key_pages, value_pages);
@@ -85,10 +88,12 @@ at::Tensor attention_operator(const at::Tensor& query, const at::Tensor& keys, c
     TORCH_CHECK(asked >= 0 && asked <= length && length <= block_table.size(1) * key_pages.page_size, "sequence ", i,
                 ": lengths and pages disagree");
   }
-  TORCH_CHECK(sequences.cu_seq_q[0] == 0 && sequences.cu_seq_q[count] == query.size(0), "cu_seq_q disagrees with the query");
+  TORCH_CHECK(sequences.cu_seq_q[0] == 0 && sequences.cu_seq_q[count] == query.size(0),
+              "cu_seq_q disagrees with the query");
   const at::Tensor output = at::empty({query.size(0), rows.heads, value_pages.dim}, query.options());
   const LogitRules rules{static_cast<float>(scale), window, static_cast<float>(soft_cap),
-                         numbers_for_heads(sinks, rows.heads, "sinks"), numbers_for_heads(slopes, rows.heads, "slopes")};
+                         numbers_for_heads(sinks, rows.heads, "sinks"),
+                         numbers_for_heads(slopes, rows.heads, "slopes")};
   paged_attention(rows, key_pages, value_pages, sequences, rules, deterministic, rows_of(output));
   return output;
 }
@@ -102,8 +107,8 @@ void rotary_operator(const at::Tensor& query, const at::Tensor& key, const at::T
   check_alike(key_pages, value_pages);
   const std::int64_t tokens = query.size(0), pairs = cos.size(-1);
   TORCH_CHECK(key.size(0) == tokens && value.size(0) == tokens, "tokens of query, key and value differ in number");
-  TORCH_CHECK(key_rows.heads == key_pages.heads && key_rows.dim == key_pages.dim && value_rows.heads == value_pages.heads &&
-                  value_rows.dim == value_pages.dim,
+  TORCH_CHECK(key_rows.heads == key_pages.heads && key_rows.dim == key_pages.dim &&
+                  value_rows.heads == value_pages.heads && value_rows.dim == value_pages.dim,
               "keys or values do not fit their pages");
   TORCH_CHECK(query_rows.dim == key_rows.dim && 2 * pairs <= key_rows.dim, "heads are smaller than what is rotated");
   TORCH_CHECK(key_rows.number == query_rows.number && value_rows.number == query_rows.number, "number types differ");
@@ -127,12 +132,15 @@ std::int64_t level_operator() { return static_cast<std::int64_t>(current_level()
 
 TORCH_LIBRARY_FRAGMENT(ropewalk, library) {
   library.def(
-      "paged_attention(Tensor query, Tensor keys, Tensor? key_scales, Tensor values, Tensor? value_scales, Tensor cu_seq_q, "
+      "paged_attention(Tensor query, Tensor keys, Tensor? key_scales, Tensor values, Tensor? value_scales, Tensor "
+      "cu_seq_q, "
       "Tensor key_lengths, Tensor block_table, float scale, int window, float soft_cap, Tensor? sinks, Tensor? slopes, "
       "bool deterministic) -> Tensor");
   library.def(
-      "rotate_and_write(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, bool interleaved, Tensor slots, "
-      "Tensor(a!) keys, Tensor(b!)? key_scales, Tensor(c!) values, Tensor(d!)? value_scales, Tensor(e!) rotated) -> ()");
+      "rotate_and_write(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, bool interleaved, Tensor "
+      "slots, "
+      "Tensor(a!) keys, Tensor(b!)? key_scales, Tensor(c!) values, Tensor(d!)? value_scales, Tensor(e!) rotated) -> "
+      "()");
   library.def("limit_level(int level) -> ()", limit_operator);
   library.def("current_level() -> int", level_operator);
 }

@@ -39,9 +39,9 @@ void* head_of(const Rows& rows, Int token, Int head) {
 
 }  // namespace
 
-void rotate_and_write(Int tokens, const Rows& query, const Rows& key, const Rows& value, const float* cos, const float* sin,
-                      Int pairs, bool interleaved, const Int* slots, const PagedRows& keys, const PagedRows& values,
-                      const Rows& rotated) {
+void rotate_and_write(Int tokens, const Rows& query, const Rows& key, const Rows& value, const float* cos,
+                      const float* sin, Int pairs, bool interleaved, const Int* slots, const PagedRows& keys,
+                      const PagedRows& values, const Rows& rotated) {
   const RotaryKernels& kernels = kernels_of(current_level());
   const Int numbers = std::max<Int>(1, query.heads * query.dim + key.heads * (key.dim + value.dim));
   at::parallel_for(0, tokens, std::max<Int>(1, kWorthAThread / numbers), [&](Int begin, Int end) {

@@ -7,10 +7,10 @@ namespace ropewalk {
 
 // Rotate queries and keys, write keys and values into their pages.
 //
-// The first 2 * pairs dimensions of a head are rotated, in float32, and rounded once: dimension i with i + pairs, or 2i with
-// 2i + 1 if `interleaved`; the others are copied. `cos` and `sin` are float32 [tokens, pairs] without gaps, each already
-// multiplied by the attention factor. `slots` is [tokens], page * page_size + offset in the page. `rotated` takes the
-// queries and may be `query` itself. Pages hold the rows' number type or int8.
+// The first 2 * pairs dimensions of a head are rotated, in float32, and rounded once: dimension i with i + pairs, or 2i
+// with 2i + 1 if `interleaved`; the others are copied. `cos` and `sin` are float32 [tokens, pairs] without gaps, each
+// already multiplied by the attention factor. `slots` is [tokens], page * page_size + offset in the page. `rotated`
+// takes the queries and may be `query` itself. Pages hold the rows' number type or int8.
 void rotate_and_write(std::int64_t tokens, const Rows& query, const Rows& key, const Rows& value, const float* cos,
                       const float* sin, std::int64_t pairs, bool interleaved, const std::int64_t* slots,
                       const PagedRows& keys, const PagedRows& values, const Rows& rotated);

@@ -37,7 +37,8 @@ void rotate_neighbours(const Element* head, const float* cos, const float* sin, 
 }
 
 template <typename Element>
-void rotate_head(const Element* head, Int dim, const float* cos, const float* sin, Int pairs, bool interleaved, float* rotated) {
+void rotate_head(const Element* head, Int dim, const float* cos, const float* sin, Int pairs, bool interleaved,
+                 float* rotated) {
   if (interleaved)
     rotate_neighbours(head, cos, sin, pairs, rotated);
   else
@@ -87,7 +88,9 @@ void quantise(const float* head, Int dim, std::int8_t* integers, Half* scale) {
   const Floats divisor = all(half_number(*scale));
   for (Int i = 0; i < dim; i += kWidth) {
     Floats numbers = load_some(head + i, dim - i) / divisor;
-    numbers = numbers > kLargestInteger ? all(kLargestInteger) : numbers < -kLargestInteger ? all(-kLargestInteger) : numbers;
+    numbers = numbers > kLargestInteger    ? all(kLargestInteger)
+              : numbers < -kLargestInteger ? all(-kLargestInteger)
+                                           : numbers;
     const Floats whole = (numbers + 12582912.f) - 12582912.f;  // 1.5 * 2^23: to the nearest, ties to even
     const Bytes bytes = __builtin_convertvector(__builtin_convertvector(whole, Ints), Bytes);
     __builtin_memcpy(integers + i, &bytes, dim - i < kWidth ? dim - i : kWidth);

@@ -1,6 +1,6 @@
-// Vectors of the instruction set that a file is compiled for. For the files that are compiled once for each: everything is
-// internal to the file, and nothing of the standard library is used, for a shared inline function would be linked in from
-// whichever instruction set the linker met first.
+// Vectors of the instruction set that a file is compiled for. For the files that are compiled once for each: everything
+// is internal to the file, and nothing of the standard library is used, for a shared inline function would be linked in
+// from whichever instruction set the linker met first.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,27 @@ ROPEWALK_INLINE Floats larger(Floats a, Floats b) {
 #endif
 }
 
-ROPEWALK_INLINE Floats widen(Halves bfloat16) { return as_floats(__builtin_convertvector(bfloat16, Words) << 16); }
+// The low halves of words. In x86's own words, like the other conversions here: of the portable expressions the
+// compiler makes several instructions for each vector, or one for each lane.
+ROPEWALK_INLINE Words words_from(Halves halves) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+ROPEWALK_INLINE Halves low_halves(Words words) {
+#if defined(__AVX512F__)
+  return (Halves)_mm512_cvtepi32_epi16((__m512i)words);
+#else
+  return __builtin_convertvector(words, Halves);
+#endif
+}
+
+ROPEWALK_INLINE Floats widen(Halves bfloat16) { return as_floats(words_from(bfloat16) << 16); }
 
 // To bfloat16, to the nearest, ties to even; NaN stays NaN.
 ROPEWALK_INLINE Halves narrow(Floats floats) {
@@ -69,7 +89,7 @@ ROPEWALK_INLINE Halves narrow(Floats floats) {
 #else
   const Words bits = as_words(floats);
   const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return __builtin_convertvector((floats == floats ? rounded : bits | 0x400000u) >> 16, Halves);
+  return low_halves((floats == floats ? rounded : bits | 0x400000u) >> 16);
 #endif
 }
 
@@ -81,16 +101,8 @@ ROPEWALK_INLINE float widen(std::uint16_t bfloat16) {
   return number;
 }
 
-ROPEWALK_INLINE std::uint16_t narrow(float number) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &number, sizeof bits);
-  if (number != number) return static_cast<std::uint16_t>((bits | 0x400000u) >> 16);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 ROPEWALK_INLINE Floats load(const float* from) { return load_vector<Floats>(from); }
 ROPEWALK_INLINE Floats load(const std::uint16_t* from) { return widen(load_vector<Halves>(from)); }
-// In x86's own words, for the compiler makes one conversion for each lane of the portable expression.
 ROPEWALK_INLINE Floats load(const std::int8_t* from) {
 #if defined(__AVX512F__)
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_vector<__m128i>(from)));
@@ -172,8 +184,8 @@ ROPEWALK_INLINE Ints lanes() {
   return numbers;
 }
 
-// 2^x for x <= 0; exactly 1 at 0, and 0 where the result would be below float32's normal range. The polynomials are minimax
-// approximations with a relative error of 2e-9, so the error is one of rounding.
+// 2^x for x <= 0; exactly 1 at 0, and 0 where the result would be below float32's normal range. The polynomials are
+// minimax approximations with a relative error of 2e-9, so the error is one of rounding.
 ROPEWALK_INLINE Floats exp2_of(Floats x) {
 #if defined(__AVX512DQ__)
   const Floats rest = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
@@ -184,7 +196,7 @@ ROPEWALK_INLINE Floats exp2_of(Floats x) {
   power = power * rest + 2.40229830e-1f;
   power = power * rest + 6.93147004e-1f;
   power = power * rest + 1.f;
-  const Floats raised = _mm512_scalef_ps(power, x);  // takes the floor of x
+  const Floats raised = _mm512_scalef_ps(power, x);                                     // takes the floor of x
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(-126.f), _CMP_NLT_UQ), raised);  // NaN stays NaN
 #else
   const Floats inside = larger(x, all(-150.f));

@@ -10,11 +10,12 @@ class TextPartFields(TypedDict):
     text: str
 
 
-class CalledFunctionFields(TypedDict):
+class CalledFunctionFields(TypedDict, total=False):
     """The function that a tool call calls."""
 
-    name: str
-    arguments: str
+    name: Required[str]
+    arguments: Required[str]
+    parsed_arguments: Any
 
 
 class ToolCallFields(TypedDict, total=False):
@@ -39,6 +40,7 @@ class MessageFields(TypedDict, total=False):
     annotations: list[Any] | None
     audio: None
     function_call: None
+    parsed: Any
 
 
 class FunctionFields(TypedDict, total=False):

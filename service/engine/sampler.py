@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from model_patches.kernels import ops
 from service import core
 
 LEAST_TEMPERATURE = 1e-5  # as good as greedy; by much less, logits become infinite
@@ -91,7 +92,12 @@ def sample(logits: torch.Tensor, tensors: SamplingTensors | None) -> list[int]:
     """
     chosen = _likeliest(logits)
     if tensors is not None:
-        chosen[tensors.rows] = _draw(_filter(logits[tensors.rows] / tensors.temperature, tensors), tensors.draws)
+        scaled = logits[tensors.rows] / tensors.temperature
+        if logits.device.type == "cpu" and ops.are_loaded():
+            of = tensors
+            chosen[of.rows] = ops.draw(scaled.softmax(dim=-1), of.top_k, of.top_p, of.min_p, of.draws)
+        else:
+            chosen[tensors.rows] = _draw(_filter(scaled, tensors), tensors.draws)
     return chosen.tolist()
 
 

@@ -93,7 +93,7 @@ class StepRecorder:
 
     Attributes:
         plans: the different plans of each step.
-        passes: forward passes of the transformers model in each step.
+        passes: forward passes of the model in each step.
     """
 
     plans: list[set[PositionPlan]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class StepRecorder:
 
     @contextmanager
     def attached(self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        forward = runner.forward
+        forward, model_forward = runner.forward, runner.model.forward
 
         def recorded(step: Mapping[Sequence, int]) -> torch.Tensor:
             before = self.count
@@ -111,14 +111,14 @@ class StepRecorder:
             self.passes.append(self.count - before)
             return logits
 
-        def on_pass(*_: Any) -> None:
+        def counted(*tensors: Any) -> torch.Tensor:
             self.count += 1
+            return model_forward(*tensors)
 
-        hook = runner.model.model.register_forward_pre_hook(on_pass)
         with monkeypatch.context() as patch:
             patch.setattr(runner, "forward", recorded)
+            patch.setattr(runner.model, "forward", counted)
             yield
-        hook.remove()
 
 
 @dataclass(frozen=True)

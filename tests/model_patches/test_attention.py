@@ -1,5 +1,6 @@
 """Paged attention against its definition in float64."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,14 @@ LENGTHS = st.lists(
 )
 HEADS = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (12, 1)])
 WINDOWS = st.sampled_from([None, 1, 3, 8, 100])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_alone() -> Iterator[None]:
+    """The C++ operators have tests of their own; here what runs without them is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention.ops, "are_loaded", lambda: False)
+        yield
 
 
 def run(given_batch: RandomBatch, window: int | None, **extra: Any) -> torch.Tensor:

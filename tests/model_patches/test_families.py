@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -12,6 +13,7 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from model_patches.geometry import LocalRope
+from model_patches.loading.clex_weights import with_clex_weights
 from model_patches.rope_config import read_geometry
 from model_patches.rope_families import DEFAULTS, FIXED_THETA, INTERLEAVED, LOCAL_UNSCALED, layout
 from service.scaling.policy import Policy
@@ -40,7 +42,12 @@ def test_the_geometry_of_a_published_config(family: Family) -> None:
 
 @pytest.mark.parametrize("family", named(FAMILIES))
 def test_what_is_served_of_a_published_model_where_nothing_is_configured(family: Family) -> None:
-    policy, expected = Policy(read_geometry(family.config)), family.expected
+    geometry, expected = read_geometry(family.config), family.expected
+    if geometry.scheme == "clex":  # whose plans are in the weights
+        pairs = geometry.rotary_dim // 2
+        zeros = {"ode_up_proj": np.zeros((pairs, 2 * pairs)), "ode_down_proj": np.zeros((2 * pairs, pairs))}
+        geometry = with_clex_weights(geometry, zeros)
+    policy = Policy(geometry)
     assert (policy.native_length, policy.max_length) == (expected.native, expected.longest)
     assert expected.ladder in (None, policy.ladder)
 

@@ -105,10 +105,11 @@ class RealEngine:
     max_running: int = 32
     prefix_caching: bool = True
     refresh_tokens: int = 0
+    fuse: bool = True
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        patched = PatchedModel(self.model, self.policy.geometry)
+        patched = PatchedModel(self.model, self.policy.geometry, fuse=self.fuse)
         shape = CacheShape(
             layers=patched.layers,
             page_size=self.page_size,

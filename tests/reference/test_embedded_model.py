@@ -34,18 +34,21 @@ def tokens(embedded_model_folder: Path) -> list[int]:
     return list(tokenizer.backend_tokenizer.encode(real_text()[:60_000], add_special_tokens=False).ids)
 
 
+# Fused layers add up long products in another order. Where a text begins, single numbers of this model are huge, which
+# makes most of that: beyond 30 tokens they are within 2e-4 too.
+@pytest.mark.parametrize(("fuse", "tolerance"), [(False, 2e-4), (True, 2e-3)])
 def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
-    embedded_model_folder: Path, reference: Any, tokens: list[int]
+    embedded_model_folder: Path, reference: Any, tokens: list[int], fuse: bool, tolerance: float
 ) -> None:
     loaded = load(embedded_model_folder)
-    engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)))
+    engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)), fuse=fuse)
     for number, length in enumerate(LENGTHS):
         engine.add(f"{length}", tokens[400 * number : 400 * number + length], MAX_TOKENS)
     engine.run()
     assert max(len(step) for step in engine.runner.steps) > 8
     assert len([step for step in engine.runner.steps if "2000" in step]) > 8
     for length in LENGTHS:
-        assert_like_reference(engine, reference, f"{length}")
+        assert_like_reference(engine, reference, f"{length}", tolerance)
 
 
 @pytest.mark.parametrize(("factor", "length"), [(2.0, 400), (4.0, 900)])

@@ -105,7 +105,7 @@ class TestJsonLines:
         said = [read_stream(server.client, "/generate", {"prompt": secret, "max_tokens": 9}).text]
         for body in (
             {"prompt": {"text": secret}},
-            {"prompt": "a", "stop": [secret, 5]},
+            {"prompt": "a", "stop": {secret: 5}},
             {"prompt": "a", "seed": secret},
             {"prompt": "a", "model": secret},
             {"prompt": "a", "rope": {"scheme": secret}},

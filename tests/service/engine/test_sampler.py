@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from model_patches.kernels import build
 from service.core import SamplingParams, Sequence
 from service.engine import sampler
 from service.engine.grammar import Grammar
@@ -49,7 +50,14 @@ def sequence(params: SamplingParams, draw: float | None = None) -> Sequence:
 
 
 def choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-    return sampler.sample(logits, sampler.prepare(sequences, logits.shape[-1], logits.device))
+    """What torch's operators choose; and where there are the C++ ones, that they choose the same."""
+    tensors = sampler.prepare(sequences, logits.shape[-1], logits.device)
+    chosen = sampler.sample(logits, tensors)
+    if build.load():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampler.ops, "are_loaded", lambda: False)
+            assert sampler.sample(logits, tensors) == chosen
+    return chosen
 
 
 def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -208,14 +216,21 @@ def test_greedy_rows_draw_no_random_numbers() -> None:
     assert one.random.random() == Random(3).random()
 
 
-def test_a_sampled_row_draws_one_number_a_token() -> None:
+def test_each_token_has_a_number_of_its_own_however_often_it_is_asked_for() -> None:
     one = sequence(SamplingParams(max_tokens=1, seed=3))
     stream = Random(3)
-    tensors = [sampler.prepare([one, one], 10, CPU), sampler.prepare([one], 10, CPU)]
-    assert [made.draws[:, 0].tolist() for made in tensors if made is not None] == [
-        [stream.random(), stream.random()],
-        [stream.random()],
-    ]
+    numbers = [stream.random() for _ in range(3)]
+
+    def draws(rows: int) -> list[float]:
+        one.draft = [0] * (rows - 1)
+        made = sampler.prepare([one] * rows, 10, CPU)
+        assert made is not None
+        values: list[float] = made.draws[:, 0].tolist()
+        return values
+
+    assert (draws(1), draws(2), draws(1)) == (numbers[:1], numbers[:2], numbers[:1])
+    one.drawn.popleft()  # the token was chosen
+    assert draws(2) == numbers[1:]
 
 
 def test_end_tokens_are_ruled_out_until_min_tokens_and_only_in_their_own_row() -> None:
