@@ -205,15 +205,16 @@ def servers(model: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Ta
 def measure(arguments: argparse.Namespace) -> Medians:
     """Start the servers and go through the points again and again, each server in turn."""
     folder = fetch_default(default_cache_dir())
+    points = [point for point in POINTS if arguments.points in point.name]
     with endless_model(folder) as model, servers(model, arguments) as targets:
         prompts = Prompts(folder, seed=arguments.seed)
         for target in targets.values():
             asyncio.run(run_point(target, Point("warm-up", 1, 32, 4), [prompts.make(32)]))
-        runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in POINTS} for name in targets}
+        runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in points} for name in targets}
         texts: dict[str, list[str]] = {name: [] for name in targets}
-        with tqdm(total=arguments.repetitions * len(POINTS) * len(targets)) as bar:
+        with tqdm(total=arguments.repetitions * len(points) * len(targets)) as bar:
             for _ in range(arguments.repetitions):
-                for point in POINTS:
+                for point in points:
                     for name, target in targets.items():
                         bar.set_description(f"{name}: {point.name}")
                         if not point.repeats:
@@ -250,6 +251,8 @@ def report(measured: Medians, repetitions: int) -> str:
         "|---" * len(head) + "|",
     ]
     for point, key, label, unit, best in rows:
+        if point not in measured[ours]:
+            continue
         values = {name: points[point][key] * unit for name, points in measured.items()}
         ratio = values[ours] / best(values[name] for name in peers)
         cells = [point, label, *(f"{value:.3g}" for value in values.values()), f"{ratio:.2f}"]
@@ -270,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument("--points", default="", help="only points whose names contain this")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server")
     parser.add_argument("--gguf", type=Path, help="the model for it")
     parser.add_argument(

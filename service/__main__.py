@@ -18,6 +18,10 @@ from service.settings import ROPE_OPTIONS, Settings
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command. An error that the user can mend ends in one line on stderr and exit status 2."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Read when torch is loaded. Threads that wait for each other sleep after some microseconds of spinning: beside
+        # other processes they would otherwise keep the cores from those that they wait for.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         arguments = vars(_parser().parse_args(argv))
         check_variables(os.environ, Settings.model_fields)

@@ -167,7 +167,7 @@ class Engine:
 
     def _propose(self) -> None:
         """Give sequences drafts, if the step has so few rows that some more cost little."""
-        running = self.scheduler.running
+        running = self.scheduler.running if self._max_draft else []
         room = self._max_rows_with_drafts - sum(sequence.num_uncomputed for sequence in running)
         for sequence in running:
             live = self._live[sequence]

@@ -13,6 +13,7 @@ from torch.nn.attention.varlen import AuxRequest
 
 from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
+from model_patches.kernels import ops
 from tests.model_patches.paged import RandomBatch, attention_by_definition, random_batch
 
 SCALE = 0.3
@@ -27,7 +28,7 @@ WINDOWS = st.sampled_from([None, 1, 3, 8, 100])
 def torch_alone() -> Iterator[None]:
     """The C++ operators have tests of their own; here what runs without them is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention.ops, "are_loaded", lambda: False)
+        patch.setattr(ops, "are_loaded", lambda: False)
         yield
 
 

@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model_patches.kernels import build
+from model_patches.kernels import build, ops
 from service.core import SamplingParams, Sequence
 from service.engine import sampler
 from service.engine.grammar import Grammar
@@ -55,7 +55,7 @@ def choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     chosen = sampler.sample(logits, tensors)
     if build.load():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler.ops, "are_loaded", lambda: False)
+            patch.setattr(ops, "are_loaded", lambda: False)
             assert sampler.sample(logits, tensors) == chosen
     return chosen
 
