@@ -1,8 +1,11 @@
 """Fixtures that many tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is loaded, as the program itself does
 
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.embedded import default_model_folder
