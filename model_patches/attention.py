@@ -59,9 +59,7 @@ class PagedBatch:
         """
         shape = (query_length, key_length, window, dtype)
         if shape not in self._masks:
-            keys = torch.arange(key_length, device=self.slots.device)
-            queries = keys[key_length - query_length :, None]
-            hidden = keys > queries if window is None else (keys > queries) | (keys <= queries - window)
+            hidden = hidden_keys(query_length, key_length, window, self.slots.device)
             self._masks[shape] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
                 hidden, -torch.inf
             )
@@ -104,6 +102,13 @@ class Span:
     def gather(self, pool: PagedTensor, dtype: torch.dtype) -> torch.Tensor:
         """Its keys or values, [1, kv_heads, tokens, dim] in `dtype`."""
         return pool.gather(self.pages, dtype).flatten(0, 1)[self.first : self.last].transpose(0, 1)[None]
+
+
+def hidden_keys(query_length: int, key_length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which keys the last `query_length` of `key_length` tokens do not see, bool [query_length, key_length]."""
+    keys = torch.arange(key_length, device=device)
+    queries = keys[key_length - query_length :, None]
+    return keys > queries if window is None else (keys > queries) | (keys <= queries - window)
 
 
 def uses_varlen(device: torch.device, dtype: torch.dtype, kept_as: torch.dtype, key_dim: int, value_dim: int) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from model_patches.attention import PAGED_ATTENTION, PagedBatch, paged_attention_forward
 from model_patches.fused_structure import DecoderModules, LayerModules, NotFusableError, recognise
 from model_patches.geometry import RopeGeometry
 from model_patches.kernels import build
+from model_patches.packed import Joint, Packed
 from model_patches.pages import KeyValuePages, PagedTensor
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, PlanRotary
@@ -27,7 +27,6 @@ from model_patches.schemes.frequencies import geometric_series
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch], torch.Tensor]
 """As `PatchedModel.forward`."""
 
-_PANEL_COLUMNS, _DEPTH_STEP = 32, 32  # of model_patches/kernels/linear_kernels.h
 _OBSERVED_ATTENTION = "ropewalk_observed"
 _PROBE_TOKENS = 24
 # Relative to the norm of the logits, or of a layer's keys or values. Rounding to bfloat16 moves them by up to 0.03;
@@ -127,9 +126,9 @@ class FusedDecoder:
         self._dtype: torch.dtype = modules.head.weight.dtype
         self._tied = modules.embedding.weight is modules.head.weight
         joints = [joint for layer in modules.layers for joint in _joints(layer)]
-        head = _Joint((modules.head,))
+        head = Joint((modules.head,))
         memory = torch.ops.ropewalk.reserve(sum(joint.bytes for joint in (*joints, head)))
-        self._packed: list[_Packed] = []
+        self._packed: list[Packed] = []
         self._decoder = torch.classes.ropewalk.Decoder(
             modules.hidden,
             modules.heads,
@@ -142,7 +141,7 @@ class FusedDecoder:
         )
         for joint in (*joints, head):
             own, memory = memory[: joint.bytes], memory[joint.bytes :]
-            self._packed.append(_Packed.of(joint, own))
+            self._packed.append(Packed.of(joint, own))
         packed = iter(self._packed)
         for layer, rule in zip(modules.layers, rules, strict=True):
             weights = [part for _ in range(4) for part in next(packed).with_bias()]
@@ -200,99 +199,14 @@ class FusedDecoder:
         return rows
 
 
-@dataclass(frozen=True)
-class _Joint:
-    """Products of the same input that become one.
-
-    Attributes:
-        linears: one after another, each one's columns after those of the one before.
-        paired: panels of the first and of the second half of all columns alternate.
-    """
-
-    linears: tuple[nn.Linear, ...]
-    paired: bool = False
-
-    @property
-    def outputs(self) -> int:
-        return sum(len(linear.weight) for linear in self.linears)
-
-    @property
-    def inputs(self) -> int:
-        return self.linears[0].weight.shape[1]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the packed weight: panel groups, panels in each, elements of a panel."""
-        span = 2 if self.paired else 1
-        depth = -(-self.inputs // _DEPTH_STEP) * _DEPTH_STEP
-        return -(-self.outputs // span // _PANEL_COLUMNS), span, depth * _PANEL_COLUMNS
-
-    @property
-    def bytes(self) -> int:
-        groups, span, elements = self.shape
-        return groups * span * elements * self.linears[0].weight.element_size()
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """A joint whose weights are in panels, and in its modules no more.
-
-    Attributes:
-        joint: where they came from.
-        shapes: of the modules' weights.
-        weight: [panels, elements of a panel].
-    """
-
-    joint: _Joint
-    shapes: tuple[torch.Size, ...]
-    weight: torch.Tensor
-
-    @classmethod
-    def of(cls, joint: _Joint, memory: torch.Tensor) -> "_Packed":
-        """Pack into uint8 memory of just the right size."""
-        weights = [linear.weight.data for linear in joint.linears]
-        panels = memory.view(weights[0].dtype).view(joint.shape)
-        whole = weights[0] if len(weights) == 1 else torch.cat(weights)
-        for number, part in enumerate(whole.chunk(panels.shape[1])):
-            torch.ops.ropewalk.pack(part, panels[:, number])
-        shapes = tuple(weight.shape for weight in weights)
-        for linear in joint.linears:
-            linear.weight.data = linear.weight.data.new_empty(0)
-        return cls(joint, shapes, panels.flatten(0, 1))
-
-    def with_bias(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight, and the bias in the order of its panels: float32, zeros where columns are padded."""
-        linears = self.joint.linears
-        if all(linear.bias is None for linear in linears):
-            return self.weight, None
-        biases = [
-            linear.weight.new_zeros(shape[0]) if linear.bias is None else linear.bias.data
-            for linear, shape in zip(linears, self.shapes, strict=True)
-        ]
-        span = 2 if self.joint.paired else 1
-        parts = torch.cat(biases).float().view(span, -1)
-        padded = pad(parts, (0, -parts.shape[1] % _PANEL_COLUMNS))
-        return self.weight, padded.view(span, -1, _PANEL_COLUMNS).transpose(0, 1).flatten()
-
-    def restore(self) -> None:
-        span = 2 if self.joint.paired else 1
-        outputs, inputs = sum(shape[0] for shape in self.shapes), self.shapes[0][1]
-        rows = torch.arange(outputs // span)
-        panels = self.weight.view(-1, span, self.weight.shape[1])
-        parts = [torch.ops.ropewalk.unpack_rows(panels[:, number], rows, inputs) for number in range(span)]
-        weights = torch.cat(parts).split([shape[0] for shape in self.shapes])
-        for linear, weight in zip(self.joint.linears, weights, strict=True):
-            linear.weight.data = weight.clone()
-
-
 def _gain(norm: nn.Module | None) -> torch.Tensor | None:
     """A norm's weight, float32, in memory of its own: the operator keeps it, whatever becomes of the module's."""
     return None if norm is None else norm.get_parameter("weight").detach().to(torch.float32, copy=True)
 
 
-def _joints(layer: LayerModules) -> tuple[_Joint, ...]:
+def _joints(layer: LayerModules) -> tuple[Joint, ...]:
     """A layer's products in the order in which it needs them."""
-    return _Joint(layer.qkv), _Joint((layer.output,)), _Joint(layer.gate_up, paired=True), _Joint((layer.down,))
+    return Joint(layer.qkv), Joint((layer.output,)), Joint(layer.gate_up, paired=True), Joint((layer.down,))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -90,9 +91,16 @@ def create_app(
     install_error_handlers(app, metrics)
     for router in (generating.router, models.router, health.router):
         app.include_router(router)
-    described = app.openapi()  # which is made once and kept
-    limits.in_schema(settings, described)
-    document.complete(settings, inspected.policy, open_paths if keys else None, described)
+
+    @cache
+    def description() -> dict[str, Any]:
+        """Made when somebody asks for it: that takes a third of a second, which a start need not wait for."""
+        described = FastAPI.openapi(app)
+        limits.in_schema(settings, described)
+        document.complete(settings, inspected.policy, open_paths if keys else None, described)
+        return described
+
+    app.openapi = description  # type: ignore[method-assign]
     return app
 
 

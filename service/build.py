@@ -24,7 +24,7 @@ from model_patches.loading.checkpoint import check_config, read_config
 from model_patches.loading.clex_weights import read_clex_weights, with_clex_weights
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME
 from model_patches.loading.generation import GenerationDefaults
-from model_patches.loading.load import load_model
+from model_patches.loading.load import LoadedModel, load_model
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
@@ -70,6 +70,25 @@ class InspectedModel:
     policy: Policy
     device: torch.device
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """A model in memory, patched; no cache yet.
+
+    Attributes:
+        folder: where it came from.
+        loaded: transformers' model, its tokenizer and what its files say about generating.
+        model: the patched model.
+        shape: of a cache for it.
+        bytes: of the weights.
+    """
+
+    folder: Path
+    loaded: LoadedModel
+    model: PatchedModel
+    shape: CacheShape
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -122,13 +141,13 @@ def inspect(settings: Settings) -> InspectedModel:
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
 
 
-def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
-    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights:
+    """Load the weights and patch the model.
 
     Raises:
-        StartupError: it cannot be done; the message says what is missing.
+        StartupError: the model cannot be loaded.
     """
-    device, dtype, policy = inspected.device, inspected.dtype, inspected.policy
+    device, dtype = inspected.device, inspected.dtype
     try:
         folder = resolve_model(
             settings.model,
@@ -137,16 +156,14 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
             trust_remote_code=settings.trust_remote_code,
         )
         loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-        weights = loaded.model.get_memory_footprint()
+        weight_bytes = loaded.model.get_memory_footprint()
         if settings.cpu_operators and device.type == "cpu":
             operators.load()
         model = PatchedModel(
-            loaded.model, policy.geometry, fuse=settings.cpu_operators, deterministic=settings.deterministic
+            loaded.model, inspected.policy.geometry, fuse=settings.cpu_operators, deterministic=settings.deterministic
         )
     except ModelError as error:
         raise StartupError(str(error)) from error
-    if settings.chat_template is not None:
-        loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
     kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype)
     shape = CacheShape(
         layers=model.layers,
@@ -156,6 +173,20 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         value_dim=model.value_dim,
         dtype=kv_dtype,
     )
+    return LoadedWeights(folder, loaded, model, shape, weight_bytes)
+
+
+def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
+    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+
+    Raises:
+        StartupError: it cannot be done; the message says what is missing.
+    """
+    device, policy = inspected.device, inspected.policy
+    weights = load_weights(settings, inspected)
+    loaded, shape = weights.loaded, weights.shape
+    if settings.chat_template is not None:
+        loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
     num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
@@ -165,7 +196,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         prefix_caching=settings.prefix_caching,
         refresh_tokens=policy.growth_refresh_tokens,
     )
-    runner = ModelRunner(model, allocate_pool(shape, num_pages, device))
+    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device))
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
         Engine(
@@ -179,7 +210,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     )
     engine.start()
     engine.run(lambda: warm_up(runner, pages, policy))
-    metrics.memory.held = {"weights": weights, "cache": num_pages * shape.page_bytes}
+    metrics.memory.held = {"weights": weights.bytes, "cache": num_pages * shape.page_bytes}
     metrics.cache_requests.set(num_pages * shape.page_size / policy.max_length)
     _log_ready(inspected, shape, num_pages)
     return LoadedServer(

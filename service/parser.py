@@ -3,7 +3,7 @@ probably meant. Knows argparse; does not know which commands and options there a
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -43,3 +43,18 @@ class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         print(f"ropewalk {version('ropewalk')}")
         parser.exit()
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """What reads an option's value: a whole number that is no smaller."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"it must be at least {least}, it is {value}")
+        return value
+
+    return convert

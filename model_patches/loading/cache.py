@@ -66,7 +66,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("another process is preparing this model; waiting for it (%s)", path)
+            _log.info("another process is making it already; waiting for that (%s)", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

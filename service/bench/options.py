@@ -1,24 +1,22 @@
 """The command line of `ropewalk bench`. Imports little, for every other command waits for it too."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from service.bench.lengths import parse_lengths
 from service.bench.slo import Slo, parse_slo
+from service.parser import at_least
 
 ENDPOINTS = ("completions", "chat", "generate")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add URL and the options."""
-    count, positive = _at_least(0), _above_zero
+    count, positive = at_least(0), _above_zero
     parser.add_argument("url", metavar="URL", help="the server's address, such as http://127.0.0.1:8000")
-    parser.add_argument("--requests", type=_at_least(1), default=64, metavar="N", help="requests (default: 64)")
+    parser.add_argument("--requests", type=at_least(1), default=64, metavar="N", help="requests (default: 64)")
     load = parser.add_mutually_exclusive_group()
-    load.add_argument(
-        "--concurrency", type=_at_least(1), default=8, metavar="C", help="requests under way (default: 8)"
-    )
+    load.add_argument("--concurrency", type=at_least(1), default=8, metavar="C", help="requests under way (default: 8)")
     load.add_argument("--rate", type=positive, metavar="R", help="requests a second instead, at random times (Poisson)")
     form = "N, LOW:HIGH, or a mix such as 128=3,4000=1, with weights"
     parser.add_argument(
@@ -73,19 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="silence after which a request has failed (default: 600)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and each request's, to a file")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"it must be at least {least}, it is {value}")
-        return value
-
-    return convert
 
 
 def _above_zero(text: str) -> float:

@@ -22,5 +22,7 @@ def special_markers(
     markers = () if tool_format is None else tool_format.markers
     if reasoning is not None:
         markers += (reasoning.opening, reasoning.closing)
+    if not markers:
+        return {}  # most chats: the list of added tokens can be long
     special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     return {marker: special[marker] for marker in markers if marker in special}

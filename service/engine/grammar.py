@@ -139,10 +139,6 @@ class GrammarFactory:
         self._compile = lru_cache(CACHED_GRAMMARS)(self._compile_anew)
         self._compiler = _thread_with_stack(STACK_BYTES)
 
-    def compile(self, spec: GrammarSpec, *, param: str) -> Grammar:
-        """The same as `begin`, and waits for the result: milliseconds, rarely seconds, with Python's lock free."""
-        return self.begin(spec, param=param).result()
-
     def begin(self, spec: GrammarSpec, *, param: str) -> Future[Grammar]:
         """Compile a grammar, or find it among the latest, in a thread of its own.
 

@@ -13,19 +13,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model_patches.attention import page_size_for
-from model_patches.errors import ModelError
-from model_patches.loading.cache import default_cache_dir
-from model_patches.loading.load import LoadedModel, load_model
-from model_patches.loading.source import resolve_model
-from model_patches.patch import PatchedModel
+from model_patches.loading.load import load_model
 from service import build
 from service.build import InspectedModel
 from service.cache.pages import PageAllocator
-from service.cache.pool import CacheShape, allocate_pool
+from service.cache.pool import allocate_pool
 from service.cache.sizing import choose_num_pages
 from service.engine.runner import ModelRunner
-from service.errors import StartupError
 from service.evaluation.driver import Driver
 from service.evaluation.unrotated import UnrotatedModel
 from service.settings import Settings
@@ -54,35 +48,13 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
         StartupError: the model cannot be loaded, or there is too little memory.
     """
     device, dtype, policy = inspected.device, inspected.dtype, inspected.policy
-    try:
-        folder = resolve_model(
-            settings.model,
-            cache_dir=default_cache_dir(),
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-        )
-
-        def load() -> LoadedModel:
-            return load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-
-        loaded = load()
-        model = PatchedModel(loaded.model, policy.geometry)
-    except ModelError as error:
-        raise StartupError(str(error)) from error
-    kv_dtype = build.CACHE_DTYPES.get(settings.kv_cache_dtype, dtype)
-    shape = CacheShape(
-        layers=model.layers,
-        page_size=page_size_for(device, dtype, kv_dtype, model.key_dim, model.value_dim),
-        kv_heads=model.kv_heads,
-        key_dim=model.key_dim,
-        value_dim=model.value_dim,
-        dtype=kv_dtype,
-    )
+    weights = build.load_weights(settings, inspected)
+    loaded, shape = weights.loaded, weights.shape
     room = choose_num_pages(shape, device, settings.kv_cache_memory, longest)
     num_pages = min(room, 2 * -(-longest // shape.page_size))  # one sequence, and prefixes that others share
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     driver = Driver(
-        ModelRunner(model, allocate_pool(shape, num_pages, device)),
+        ModelRunner(weights.model, allocate_pool(shape, num_pages, device)),
         PageAllocator(num_pages, shape.page_size),
         tokenizer,
         end_token_ids=loaded.generation.end_token_ids,
@@ -92,14 +64,19 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
     )
     identity = {
         "ropewalk": version("ropewalk"),
-        "weights": fingerprint(folder),
+        "weights": fingerprint(weights.folder),
         "device": device.type,
         "dtype": str(dtype),
-        "kv_dtype": str(kv_dtype),
+        "kv_dtype": str(shape.dtype),
         "max_batch_tokens": settings.max_batch_tokens,
         "refresh_tokens": policy.growth_refresh_tokens,
     }
-    return Assembly(driver, tokenizer, cache(lambda: UnrotatedModel(load().model, policy.geometry)), identity)
+
+    def reference() -> UnrotatedModel:
+        again = load_model(weights.folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
+        return UnrotatedModel(again.model, policy.geometry)
+
+    return Assembly(driver, tokenizer, cache(reference), identity)
 
 
 def fingerprint(folder: Path) -> str:

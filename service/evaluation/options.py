@@ -1,10 +1,10 @@
 """The command lines of `ropewalk eval` and `ropewalk calibrate`. Imports little: every other one waits for it."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from service.cli import add_settings
+from service.parser import at_least
 
 MEASURE_NAMES = ("guard", "nll", "sliding", "decode", "passkey", "needle", "needles", "key-value", "entropy")
 SETTINGS = (
@@ -92,21 +92,6 @@ def _add_text(parser: argparse.ArgumentParser, documents: int) -> None:
         metavar="N",
         help="cut from the texts, at most (default: %(default)s)",
     )
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"it must be at least {least}, it is {value}")
-        return value
-
-    return convert
 
 
 def _numbers(text: str) -> tuple[int, ...]:

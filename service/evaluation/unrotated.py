@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from model_patches.attention import hidden_keys
 from model_patches.geometry import RopeGeometry
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
@@ -116,7 +117,7 @@ class UnrotatedModel:
             query, key = self._rotated(query, self.length), self._rotated(key, 0)
         group = len(query) // len(key)
         logits = (query @ key.repeat_interleave(group, dim=0).transpose(1, 2)).float() * scale
-        logits.masked_fill_(_hidden(query.shape[1], key.shape[1], window, query.device), -torch.inf)
+        logits.masked_fill_(hidden_keys(query.shape[1], key.shape[1], window, query.device), -torch.inf)
         if sinks is not None:
             logits = torch.cat([logits, sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)], dim=2)
         if self._look is not None:
@@ -142,13 +143,6 @@ class UnrotatedModel:
         turned = real * cos - imaginary * sin, real * sin + imaginary * cos
         joined = torch.cat(turned, dim=-1) if halves else torch.stack(turned, dim=-1).flatten(-2)
         return torch.cat([states[..., :offset], joined.to(states.dtype), states[..., offset + width :]], dim=-1)
-
-
-def _hidden(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which keys each of the last `queries` tokens does not see, [queries, keys]."""
-    places = torch.arange(keys, device=device)
-    own = places[keys - queries :, None]
-    return places > own if window is None else (places > own) | (places <= own - window)
 
 
 def _attention_forward(

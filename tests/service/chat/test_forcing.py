@@ -50,7 +50,7 @@ class Vocabulary:
         self.factory = GrammarFactory(tokenizer, frozenset({END}))
 
     def matcher(self, spec: GrammarSpec) -> Matcher:
-        return self.factory.compile(spec, param="tool_choice").new_matcher()
+        return self.factory.begin(spec, param="tool_choice").result().new_matcher()
 
     def text(self, token_ids: list[int], kept: dict[str, int]) -> str:
         added = self.tokenizer.get_added_tokens_decoder()

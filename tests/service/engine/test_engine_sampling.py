@@ -136,7 +136,7 @@ def test_a_repetition_penalty_counts_the_prompt_and_the_others_do_not() -> None:
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_penalties_and_grammars_go_on_where_they_were_after_preemption(seed: int, factory: GrammarFactory) -> None:
-    pattern = factory.compile(GrammarSpec.regex("([a-z]{3}-)*[0-9]{2}-"), param="guided")
+    pattern = factory.begin(GrammarSpec.regex("([a-z]{3}-)*[0-9]{2}-"), param="guided").result()
     sampling = replace(SAMPLED, max_tokens=20, temperature=2.0)
     asked = {
         "penalised": replace(sampling, frequency_penalty=2.0, repetition_penalty=1.5, seed=seed),
@@ -149,7 +149,7 @@ def test_penalties_and_grammars_go_on_where_they_were_after_preemption(seed: int
 
 
 def test_the_mix_above_does_run_out_of_pages(factory: GrammarFactory) -> None:
-    never_ends = factory.compile(GrammarSpec.regex("[a-z]{99}"), param="guided")
+    never_ends = factory.begin(GrammarSpec.regex("[a-z]{99}"), param="guided").result()
     asked = {name: replace(SAMPLED, max_tokens=20, grammar=never_ends) for name in "abc"}
     crowd = run(asked, EngineUnderTest(num_pages=8, max_running=5, max_batch_tokens=32))
     assert crowd.scheduler.num_preemptions > 0
@@ -201,9 +201,11 @@ def test_requests_with_and_without_grammars_share_steps(factory: GrammarFactory)
         "required": ["ok", "n"],
         "additionalProperties": False,
     }
+    json_text = factory.begin(GrammarSpec.json_schema(schema), param="response_format").result()
+    choice = factory.begin(GrammarSpec.choice(["left", "right"]), param="guided").result()
     requests = {
-        "json": replace(SAMPLED, grammar=factory.compile(GrammarSpec.json_schema(schema), param="response_format")),
-        "choice": replace(SAMPLED, grammar=factory.compile(GrammarSpec.choice(["left", "right"]), param="guided")),
+        "json": replace(SAMPLED, grammar=json_text),
+        "choice": replace(SAMPLED, grammar=choice),
         "plain": GREEDY,
     }
     noise = torch.Generator().manual_seed(3)
@@ -218,14 +220,14 @@ def test_requests_with_and_without_grammars_share_steps(factory: GrammarFactory)
 def test_a_complete_grammar_ends_a_request_as_stop_without_an_end_token(
     factory: GrammarFactory, sampling: dict[str, Any]
 ) -> None:
-    compiled = factory.compile(GrammarSpec.regex("ab{3}"), param="guided")
+    compiled = factory.begin(GrammarSpec.regex("ab{3}"), param="guided").result()
     under_test = run({"a": replace(SAMPLED, grammar=compiled, **sampling)})
     assert (under_test.text("a"), reason(under_test, "a")) == ("abbb", FinishReason.STOP)
     assert len(under_test.token_ids("a")) == 4
 
 
 def test_a_grammar_of_nothing_ends_with_an_end_token_whatever_min_tokens_says(factory: GrammarFactory) -> None:
-    compiled = factory.compile(GrammarSpec.choice([""]), param="guided")
+    compiled = factory.begin(GrammarSpec.choice([""]), param="guided").result()
     under_test = run({"a": replace(SAMPLED, grammar=compiled, min_tokens=5)})
     assert (under_test.token_ids("a"), under_test.text("a")) == ([END_TOKEN], "")
     assert reason(under_test, "a") == FinishReason.STOP
@@ -239,7 +241,7 @@ def test_an_end_token_ends_a_text_that_may_end_but_not_before_min_tokens(
         logits[:, END_TOKEN] = 50.0
         return logits
 
-    compiled = factory.compile(GrammarSpec.regex("ab*"), param="guided")
+    compiled = factory.begin(GrammarSpec.regex("ab*"), param="guided").result()
     sampling = replace(SAMPLED, temperature=0.0, grammar=compiled, min_tokens=min_tokens)
     under_test = run({"a": sampling}, with_logits(end_is_likeliest))
     assert under_test.text("a") == ("abbb" if min_tokens else "a")
@@ -248,7 +250,7 @@ def test_an_end_token_ends_a_text_that_may_end_but_not_before_min_tokens(
 
 
 def test_length_and_stop_strings_cut_a_constrained_text_as_any_other(factory: GrammarFactory) -> None:
-    compiled = factory.compile(GrammarSpec.regex("a{9}b{9}"), param="guided")
+    compiled = factory.begin(GrammarSpec.regex("a{9}b{9}"), param="guided").result()
     requests = {
         "length": replace(SAMPLED, max_tokens=5, grammar=compiled),
         "stop": replace(SAMPLED, stop=("ab",), grammar=compiled),
@@ -261,7 +263,7 @@ def test_length_and_stop_strings_cut_a_constrained_text_as_any_other(factory: Gr
 
 
 def test_a_bias_cannot_break_a_grammar(factory: GrammarFactory) -> None:
-    compiled = factory.compile(GrammarSpec.regex("[ab]{5}"), param="guided")
+    compiled = factory.begin(GrammarSpec.regex("[ab]{5}"), param="guided").result()
     sampling = replace(SAMPLED, temperature=0.0, grammar=compiled, logit_bias={ord("b"): 50.0, ord("z"): 100.0})
     assert run({"a": sampling}).text("a") == "bbbbb"
 
@@ -282,7 +284,7 @@ class Blind(Grammar):
 def test_a_grammar_that_fails_on_a_token_ends_its_own_request_only(
     factory: GrammarFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled = factory.compile(GrammarSpec.regex("a{20}b{20}"), param="guided")
+    compiled = factory.begin(GrammarSpec.regex("a{20}b{20}"), param="guided").result()
     sampling = replace(SAMPLED, temperature=0.0, logit_bias={ord("a"): 100.0}, grammar=compiled)
     under_test = run({"failing": replace(sampling, grammar=Blind(compiled)), "fine": sampling, "plain": GREEDY})
     [end] = under_test.ends("failing")

@@ -41,7 +41,7 @@ def factory(tokenizer: Tokenizer) -> GrammarFactory:
 
 
 def sequence_for(factory: GrammarFactory, spec: GrammarSpec, **sampling: Any) -> Sequence:
-    compiled = factory.compile(spec, param="guided")
+    compiled = factory.begin(spec, param="guided").result()
     params = replace(SamplingParams(max_tokens=400, end_token_ids=frozenset({END}), grammar=compiled), **sampling)
     return Sequence("request", [0], CHOICE, params, deliver=lambda _: None)
 
@@ -303,7 +303,7 @@ def byte_fallback() -> Tokenizer:
 def test_pieces_and_bytes_of_a_sentencepiece_vocabulary_make_the_text() -> None:
     backend = byte_fallback()
     factory = GrammarFactory(backend, frozenset({1}))
-    matcher = factory.compile(GrammarSpec.regex('"a 世[é]"'), param="guided").new_matcher()
+    matcher = factory.begin(GrammarSpec.regex('"a 世[é]"'), param="guided").result().new_matcher()
     spelled = ['"', "a", "▁", "<0xE4>", "<0xB8>", "<0x96>", "<0xC3>", "<0xA9>", '"']
     complete = [matcher.consume(token_id(backend, piece)) for piece in spelled]
     assert complete == [False] * 8 + [True]
@@ -313,7 +313,7 @@ def test_a_tokenizer_that_cannot_be_read_is_logged_and_grammars_are_refused(capl
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     factory = GrammarFactory(backend, frozenset({1}))
     with pytest.raises(RequestError, match="not available with this model's tokenizer") as caught:
-        factory.compile(GrammarSpec.json_object(), param="response_format")
+        factory.begin(GrammarSpec.json_object(), param="response_format").result()
     assert caught.value.param == "response_format"
     assert "grammars are not available" in caplog.text
 
@@ -347,7 +347,7 @@ def test_what_cannot_be_used_is_refused_with_the_field_and_the_reason(
     factory: GrammarFactory, spec: GrammarSpec, reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
-        factory.compile(spec, param="response_format.json_schema")
+        factory.begin(spec, param="response_format.json_schema").result()
     assert caught.value.param == "response_format.json_schema"
     assert caught.value.message.startswith(f"response_format.json_schema: the {spec.kind} cannot be used: ")
     assert "\n" not in caught.value.message
@@ -356,7 +356,7 @@ def test_what_cannot_be_used_is_refused_with_the_field_and_the_reason(
 
 def test_a_text_beyond_the_limit_is_refused_unread(factory: GrammarFactory) -> None:
     with pytest.raises(RequestError, match=f"has {MAX_TEXT + 1} characters; the limit is {MAX_TEXT}"):
-        factory.compile(GrammarSpec.regex("a" * (MAX_TEXT + 1)), param="guided")
+        factory.begin(GrammarSpec.regex("a" * (MAX_TEXT + 1)), param="guided").result()
 
 
 def chained_rules() -> Iterator[str]:
@@ -371,7 +371,7 @@ def test_rules_that_refer_to_rules_as_deeply_as_the_limit_lets_them_do_not_end_t
     """On an ordinary thread's stack a few thousand are a crash."""
     chain = {str(number): {"type": "array", "items": {"$ref": f"#/$defs/{number + 1}"}} for number in range(2_000)}
     schema = {"$ref": "#/$defs/0", "$defs": {**chain, "2000": {"type": "null"}}}
-    factory.compile(GrammarSpec.json_schema(schema), param="guided")
+    factory.begin(GrammarSpec.json_schema(schema), param="guided").result()
     assert generate(factory, [GrammarSpec.grammar("\n".join(chained_rules()))], tokenizer) == ["a"]
 
 
@@ -379,11 +379,11 @@ def test_rules_that_refer_to_rules_as_deeply_as_the_limit_lets_them_do_not_end_t
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_give_way(factory: GrammarFactory) -> None:
-    first = factory.compile(GrammarSpec.choice(["first"]), param="guided")
-    assert factory.compile(GrammarSpec.choice(["first"]), param="other") is first
+    first = factory.begin(GrammarSpec.choice(["first"]), param="guided").result()
+    assert factory.begin(GrammarSpec.choice(["first"]), param="other").result() is first
     for number in range(grammar.CACHED_GRAMMARS):
-        factory.compile(GrammarSpec.choice([f"{number}"]), param="guided")
-    assert factory.compile(GrammarSpec.choice(["first"]), param="guided") is not first
+        factory.begin(GrammarSpec.choice([f"{number}"]), param="guided").result()
+    assert factory.begin(GrammarSpec.choice(["first"]), param="guided").result() is not first
 
 
 def test_schemas_that_differ_in_the_order_of_their_properties_are_two_grammars(
@@ -406,7 +406,7 @@ def test_many_threads_may_compile_at_once_and_another_may_use_what_they_made(
     made: dict[str, grammar.Grammar] = {}
 
     def compile_word(word: str) -> None:
-        made[word] = factory.compile(GrammarSpec.choice([word]), param="guided")
+        made[word] = factory.begin(GrammarSpec.choice([word]), param="guided").result()
 
     threads = [threading.Thread(target=compile_word, args=(word,)) for word in words]
     for thread in threads:
@@ -430,7 +430,7 @@ def test_the_text_of_a_special_token_comes_as_text(factory: GrammarFactory, toke
 
 
 def test_special_tokens_keep_their_ids_in_grammars(factory: GrammarFactory) -> None:
-    matcher = factory.compile(GrammarSpec.grammar('start: "a" <[1]> "b"'), param="guided").new_matcher()
+    matcher = factory.begin(GrammarSpec.grammar('start: "a" <[1]> "b"'), param="guided").result().new_matcher()
     for token in (81, 1, 82):
         allowed = int.from_bytes(matcher.allowed(), "little")
         assert allowed == 1 << token
