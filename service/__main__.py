@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from service import process
 from service.bench.options import add_options
 from service.cli import add_settings
 from service.environment import check_variables
@@ -18,10 +19,7 @@ from service.settings import ROPE_OPTIONS, Settings
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command. An error that the user can mend ends in one line on stderr and exit status 2."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # Read when torch is loaded. Threads that wait for each other sleep after some microseconds of spinning: beside
-        # other processes they would otherwise keep the cores from those that they wait for.
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    process.set_up()
     try:
         arguments = vars(_parser().parse_args(argv))
         check_variables(os.environ, Settings.model_fields)
