@@ -10,6 +10,8 @@ namespace {
 constexpr int kVectors = kPanelColumns / kWidth;
 // Rows whose sums fit into registers.
 constexpr int kRows = kWidth == 16 ? 8 : kWidth == 8 ? 2 : 1;
+// Depth that float32 sums are taken over before they are added up.
+constexpr std::int64_t kSummed = 64;
 
 ROPEWALK_INLINE void prefetch(const void* panel) {
   __builtin_prefetch(static_cast<const char*>(panel) + kPrefetchBytes);
@@ -53,19 +55,26 @@ void multiply(const std::uint16_t* x, std::int64_t stride, const std::uint16_t* 
   store_sums<Count>(sums, out);
 }
 
+// In blocks of depth, for a sum of sums errs less than one long sum.
 template <int Count>
 void multiply(const float* x, std::int64_t stride, const float* panel, std::int64_t depth, float* out) {
-  Floats sums[Count][kVectors] = {};
-  for (std::int64_t k = 0; k < depth; ++k, panel += kPanelColumns) {
-    prefetch(panel);
+  Floats totals[Count][kVectors] = {};
+  for (std::int64_t begin = 0; begin < depth; begin += kSummed) {
+    Floats sums[Count][kVectors] = {};
+    const std::int64_t end = begin + kSummed < depth ? begin + kSummed : depth;
+    for (std::int64_t k = begin; k < end; ++k, panel += kPanelColumns) {
+      prefetch(panel);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats weights = load(panel + kWidth * v);
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats weights = load(panel + kWidth * v);
 #pragma GCC unroll 8
-      for (int row = 0; row < Count; ++row) sums[row][v] += weights * x[row * stride + k];
+        for (int row = 0; row < Count; ++row) sums[row][v] += weights * x[row * stride + k];
+      }
     }
+    for (int row = 0; row < Count; ++row)
+      for (int v = 0; v < kVectors; ++v) totals[row][v] += sums[row][v];
   }
-  store_sums<Count>(sums, out);
+  store_sums<Count>(totals, out);
 }
 
 template <typename Element, int Count>

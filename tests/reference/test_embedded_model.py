@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from model_patches.loading.load import LoadedModel, load_model
 from model_patches.plan import PositionPlan
@@ -23,9 +24,33 @@ def load(folder: Path) -> LoadedModel:
     return load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
+class Float64Norm(nn.Module):
+    """RMSNorm in float64: transformers' own goes through float32."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.epsilon) * self.weight
+
+
 @pytest.fixture(scope="module")
 def reference(embedded_model_folder: Path) -> Any:
     return load(embedded_model_folder).model
+
+
+@pytest.fixture(scope="module")
+def exact_reference(embedded_model_folder: Path) -> Any:
+    """In float64, save for cos and sin, which the rounding to float32 is part of.
+
+    Where a text begins, single numbers of this model are huge, and transformers in float32 is off by up to 3e-4 itself, and so is every other order of adding up.
+    """
+    model = load(embedded_model_folder).model.double()
+    for name, module in [*model.named_modules()]:
+        if name.endswith("norm"):
+            model.set_submodule(name, Float64Norm(module))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +59,9 @@ def tokens(embedded_model_folder: Path) -> list[int]:
     return list(tokenizer.backend_tokenizer.encode(real_text()[:60_000], add_special_tokens=False).ids)
 
 
-# Fused layers add up long products in another order. Where a text begins, single numbers of this model are huge, which
-# makes most of that: beyond 30 tokens they are within 2e-4 too.
-@pytest.mark.parametrize(("fuse", "tolerance"), [(False, 2e-4), (True, 2e-3)])
+@pytest.mark.parametrize("fuse", [False, True])
 def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
-    embedded_model_folder: Path, reference: Any, tokens: list[int], fuse: bool, tolerance: float
+    embedded_model_folder: Path, exact_reference: Any, tokens: list[int], fuse: bool
 ) -> None:
     loaded = load(embedded_model_folder)
     engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)), fuse=fuse)
@@ -48,7 +71,7 @@ def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
     assert max(len(step) for step in engine.runner.steps) > 8
     assert len([step for step in engine.runner.steps if "2000" in step]) > 8
     for length in LENGTHS:
-        assert_like_reference(engine, reference, f"{length}", tolerance)
+        assert_like_reference(engine, exact_reference, f"{length}", 2e-4)
 
 
 @pytest.mark.parametrize(("factor", "length"), [(2.0, 400), (4.0, 900)])
