@@ -65,8 +65,9 @@ class Packed:
         """Pack into uint8 memory of just the right size."""
         weights = [linear.weight.data for linear in joint.linears]
         panels = memory.view(weights[0].dtype).view(joint.shape)
-        whole = weights[0] if len(weights) == 1 else torch.cat(weights)
-        for number, part in enumerate(whole.chunk(panels.shape[1])):
+        span = panels.shape[1]
+        parts = weights if len(weights) == span else torch.cat(weights).chunk(span)
+        for number, part in enumerate(parts):
             torch.ops.ropewalk.pack(part, panels[:, number])
         shapes = tuple(weight.shape for weight in weights)
         for linear in joint.linears:

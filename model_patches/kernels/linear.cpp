@@ -8,6 +8,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
+#include <cstring>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -51,33 +53,40 @@ at::Tensor reserve(std::int64_t bytes) {
   return at::zeros({bytes}, at::kByte);
 }
 
-template <typename Element>
-void pack_into(const at::Tensor& weight, const at::Tensor& packed) {
-  const PanelOrder place(number_of(weight));
-  const std::int64_t outputs = weight.size(0), inputs = weight.size(1), elements = packed.size(1);
-  const auto* from = static_cast<const Element*>(weight.const_data_ptr());
-  auto* to = static_cast<Element*>(packed.data_ptr());
-  at::parallel_for(0, packed.size(0), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t panel = begin; panel < end; ++panel) {
-      Element* start = to + panel * packed.stride(0);
-      std::fill(start, start + elements, Element(0));
-      const std::int64_t columns = std::min(kPanelColumns, outputs - panel * kPanelColumns);
-      for (std::int64_t k = 0; k < inputs; ++k)
-        for (std::int64_t column = 0; column < columns; ++column)
-          start[place(k) + column * place.column_step] =
-              from[(panel * kPanelColumns + column) * weight.stride(0) + k * weight.stride(1)];
+// Panels are made of words of 4 bytes: two depths of bfloat16, or one of float32.
+using Word = std::uint32_t;
+
+// The words of one panel from `columns` rows of a matrix, `row_bytes` long and `stride` bytes apart; zeros beyond them.
+void pack_panel(const char* rows, std::int64_t columns, std::int64_t row_bytes, std::int64_t stride, std::int64_t words,
+                Word* panel) {
+  constexpr std::int64_t kLine = 16;  // words that are read from a row at once, so that what is written stays in cache
+  for (std::int64_t first = 0; first < words; first += kLine)
+    for (std::int64_t column = 0; column < kPanelColumns; ++column) {
+      Word line[kLine] = {};
+      const std::int64_t begin = first * sizeof(Word);
+      if (column < columns && begin < row_bytes)
+        std::memcpy(line, rows + column * stride + begin, std::min<std::int64_t>(sizeof line, row_bytes - begin));
+      for (std::int64_t word = 0; word < kLine; ++word) panel[(first + word) * kPanelColumns + column] = line[word];
     }
-  });
 }
 
 // packed [panels, depth * 32], rows of it any distance apart.
 void pack(const at::Tensor& weight, const at::Tensor& packed) {
   TORCH_CHECK(weight.dim() == 2 && packed.dim() == 2 && packed.stride(1) == 1 && weight.scalar_type() == packed.scalar_type());
+  number_of(weight);
   TORCH_CHECK(packed.size(0) == rounded_up(weight.size(0), kPanelColumns) / kPanelColumns &&
                   packed.size(1) == rounded_up(weight.size(1), kDepthStep) * kPanelColumns,
               "packed has the wrong shape");
-  if (number_of(weight) == Number::bfloat16) return pack_into<std::uint16_t>(weight, packed);
-  pack_into<float>(weight, packed);
+  const at::Tensor whole = weight.stride(1) == 1 ? weight : weight.contiguous();
+  const std::int64_t element = whole.element_size(), stride = whole.stride(0) * element;
+  const std::int64_t words = packed.size(1) * element / (kPanelColumns * static_cast<std::int64_t>(sizeof(Word)));
+  const auto* from = static_cast<const char*>(whole.const_data_ptr());
+  auto* to = static_cast<char*>(packed.data_ptr());
+  at::parallel_for(0, packed.size(0), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t panel = begin; panel < end; ++panel)
+      pack_panel(from + panel * kPanelColumns * stride, std::min(kPanelColumns, whole.size(0) - panel * kPanelColumns),
+                 whole.size(1) * element, stride, words, reinterpret_cast<Word*>(to + panel * packed.stride(0) * element));
+  });
 }
 
 template <typename Element>
