@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -307,6 +306,9 @@ def attend_varlen(
 
     Where `uses_varlen` says so, over pages of a multiple of 256 tokens. Args and return value as for `attend_sdpa`.
     """
+    # Imported only here: it brings in torch's compiler, which takes more than a second.
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
     attended, logsumexp = varlen_attn(
         query.contiguous(),
         pages.keys.data,

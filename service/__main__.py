@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         arguments = vars(_parser().parse_args(argv))
         check_variables(os.environ, Settings.model_fields)
-        _command(arguments["command"])(arguments)
+        command = _command(arguments["command"])
+        process.settle()
+        command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough of it, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more as it ends

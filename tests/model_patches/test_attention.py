@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import varlen
 from torch.nn.attention.varlen import AuxRequest
 
 from model_patches import attention
@@ -156,7 +157,7 @@ def emulated_varlen_attn(
 def test_the_call_of_varlen_attn_means_the_same_attention(
     monkeypatch: pytest.MonkeyPatch, window: int | None, heads: tuple[int, int], sinks: torch.Tensor | None
 ) -> None:
-    monkeypatch.setattr(attention, "varlen_attn", emulated_varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", emulated_varlen_attn)
     batch = random_batch([(5, 5), (1, 12), (3, 17)], heads=heads[0], kv_heads=heads[1])
     if sinks is not None:
         sinks = sinks[: heads[0]]

@@ -24,6 +24,17 @@ print(int(heap[0], 16) <= places[0] < int(heap[1], 16))
 SPINS = "import os; from service import process; process.set_up(); print(os.environ.get('GOMP_SPINCOUNT'))"
 
 
+SETTLES = """
+import gc
+from service import process
+process.set_up()
+print(gc.isenabled())
+kept = [[] for _ in range(1000)]
+process.settle()
+print(gc.isenabled(), gc.get_freeze_count() > 1000)
+"""
+
+
 def output_of(program: str, **variables: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(
@@ -46,3 +57,7 @@ def test_threads_share_one_heap_unless_the_environment_says_otherwise() -> None:
 )
 def test_waiting_threads_sleep_unless_the_environment_says_otherwise(variables: dict[str, str], spins: str) -> None:
     assert output_of(SPINS, **variables) == spins
+
+
+def test_garbage_is_collected_once_the_process_has_settled_but_not_among_what_was_there() -> None:
+    assert output_of(SETTLES).split() == ["False", "True", "True"]
