@@ -1,6 +1,6 @@
 #!/bin/sh
-# The operators under AddressSanitizer and UndefinedBehaviorSanitizer: built with both into a folder of its own, then run
-# over the shapes of the tests. Not part of the suite. Fails at the first finding.
+# The operators' tests under AddressSanitizer and UndefinedBehaviorSanitizer, over a library built with both into a folder
+# of its own. Not part of the suite. Fails at the first finding.
 #   tests/model_patches/kernels/sanitize.sh [PYTHON]
 set -eu
 python=${1:-.venv/bin/python}
