@@ -3,10 +3,10 @@
 Knows pages and block tables. Does not know plans: keys arrive rotated, and what a page holds is for its owner to know.
 One interface, `PagedBatch`, shaped like `torch.nn.attention.varlen.varlen_attn`; one implementation for CUDA, built on
 that function, one for CPUs, built on the C++ operators where they are loaded, and one for any device, built on
-scaled_dot_product_attention.
+scaled_dot_product_attention or, with soft caps, written out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import ops
 from model_patches.pages import KeyValuePages, PagedTensor
 
@@ -21,6 +22,10 @@ PAGED_ATTENTION = "ropewalk_paged"
 """Name under which the attention function is registered with transformers."""
 _VARLEN_PAGE = 256  # FlashAttention 2 takes pages of multiples of this only
 _ALIGNMENT = 8  # fused kernels take heads of multiples of this only
+_CAPPED_LOGITS = 2**26  # bounds what attention with a soft cap holds in float32: 256 MiB
+# What transformers' attention modules pass that changes no result here: nothing drops out of a served model, tokens
+# come with their slots and keys rotated, and no weights are given back.
+_WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits"})
 
 
 @dataclass(frozen=True)
@@ -151,34 +156,77 @@ def paged_attention_forward(
     scaling: float,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write this step's rotated keys and values into the layer's pages, then attend over the pages.
 
     Args:
-        module: the attention module that calls; only its `layer_idx` is read.
+        module: the attention module that calls; of it, `layer_idx`, `is_causal` and `sliding_window` are read.
         query: [1, heads, T, key_dim], rotated.
         key: [1, kv_heads, T, key_dim], rotated.
         value: [1, kv_heads, T, value_dim].
         attention_mask: must be None.
         paged_batch: the step, handed through the model's forward as a keyword argument.
         scaling: softmax scale.
-        sliding_window: how many of the latest tokens are seen, the token itself included; None for all.
+        sliding_window: how many of the latest tokens are seen, the token itself included; None for what the module
+            says, see `window_of`.
         s_aux: [heads], attention sinks (gpt-oss): a logit of each head that takes its share of every softmax and gives
             nothing for it.
+        softcap: c of c · tanh(logit / c) (Gemma 2, 2408.00118); None for none.
+        **others: what changes no result, or is None.
 
     Returns:
         [1, T, heads, value_dim] and None, as transformers expects.
+
+    Raises:
+        UnsupportedModelError: the module asks for something else, or is not causal.
     """
     assert attention_mask is None
+    check_request(module, others)
+    window = window_of(module, sliding_window)
     pages = paged_batch.layers[module.layer_idx]
     pages.write(paged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    packed = query[0].transpose(0, 1)
+    if softcap is None and _reads_by_varlen(query, value, pages):
+        return attend_varlen(packed, pages, paged_batch, scaling, window, s_aux)[None], None
+    has_operator = ops.supports(query.device, query.dtype, pages.keys.dtype) and ops.are_loaded()
+    attend = attend_operator if has_operator else attend_sdpa
+    return attend(packed, pages, paged_batch, scaling, window, s_aux, softcap)[None], None
+
+
+def check_request(module: Any, others: Mapping[str, Any]) -> None:
+    """Refuse what attention here cannot do.
+
+    Args:
+        module: the attention module that calls.
+        others: keyword arguments that nobody has read.
+
+    Raises:
+        UnsupportedModelError: one of them would change results, or the module is not causal.
+    """
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModelError(f"{type(module).__name__} sees tokens ahead, which paged attention does not")
+    if unknown := [name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT]:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks attention for {', '.join(unknown)}, which paged attention does not have"
+        )
+
+
+def window_of(module: Any, sliding_window: int | None) -> int | None:
+    """How many of the latest tokens an attention module sees, the token itself included; None for all.
+
+    Args:
+        module: one that leaves its window to the mask (Qwen2-MoE) has it as its `sliding_window` only.
+        sliding_window: what it asks attention for.
+    """
+    return sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+
+
+def _reads_by_varlen(query: torch.Tensor, value: torch.Tensor, pages: KeyValuePages) -> bool:
     kept = pages.keys
     fused = uses_varlen(query.device, query.dtype, kept.dtype, query.shape[-1], value.shape[-1])
-    attend = attend_varlen if fused and kept.shape[1] % _VARLEN_PAGE == 0 else attend_sdpa
-    if ops.supports(query.device, query.dtype, kept.dtype) and ops.are_loaded():
-        attend = attend_operator
-    return attend(query[0].transpose(0, 1), pages, paged_batch, scaling, sliding_window, s_aux)[None], None
+    return fused and kept.shape[1] % _VARLEN_PAGE == 0
 
 
 def attend_sdpa(
@@ -188,9 +236,10 @@ def attend_sdpa(
     scale: float,
     window: int | None,
     sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention one sequence at a time over its gathered pages: the reference, and the path for CPU, float32 and pages
-    of another type than the query's.
+    """Attention one sequence at a time over its gathered pages: the reference, and the path for CPU, float32, pages of
+    another type than the query's and soft caps.
 
     A sequence's result does not depend on what else is in the batch.
 
@@ -205,10 +254,14 @@ def attend_sdpa(
     segments = torch.split(query, list(batch.query_lengths))
     for segment, span, key_length in zip(segments, batch.spans(window), batch.key_lengths, strict=True):
         query_length = len(segment)
+        key, value = (span.gather(pool, query.dtype) for pool in (pages.keys, pages.values))
+        if soft_cap is not None:
+            visible = batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :]
+            outputs.append(_attend_capped(segment, key, value, visible, scale, soft_cap, sinks))
+            continue
         mask = None
         if query_length > 1 and (query_length < key_length or window is not None or sinks is not None):
             mask = batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :]
-        key, value = (span.gather(pool, query.dtype) for pool in (pages.keys, pages.values))
         if sinks is not None:
             segment, key, value, mask = _with_sinks(sinks / scale, segment, key, value, mask)
         if value.shape[-1] < key.shape[-1]:  # fused kernels want both alike
@@ -251,6 +304,32 @@ def _attend_one(
     return attended[0].transpose(0, 1)
 
 
+def _attend_capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """The same with a soft cap on the logits, which scaled_dot_product_attention does not have: written out, logits and
+    softmax in float32. Shapes as for `_attend_one`, sinks as for `paged_attention_forward`."""
+    heads, kv_heads, keys = query.shape[1], key.shape[1], key.shape[2]
+    keys_first, values = key[0, :, None].transpose(2, 3), value[0, :, None]
+    outputs = []
+    at_a_time = max(1, _CAPPED_LOGITS // (heads * keys))
+    for some, hidden in zip(query.split(at_a_time), mask.split(at_a_time), strict=True):
+        folded = some.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, q, dim]
+        logits = soft_cap * torch.tanh((folded @ keys_first).float() * (scale / soft_cap)) + hidden
+        if sinks is not None:
+            column = sinks.float().view(kv_heads, -1, 1, 1).expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, column], dim=-1)
+        weights = logits.softmax(dim=-1)[..., :keys].to(values.dtype)
+        outputs.append((weights @ values).permute(2, 0, 1, 3).flatten(1, 2))
+    return torch.cat(outputs)
+
+
 def _with_sinks(
     sinks: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -277,6 +356,7 @@ def attend_operator(
     scale: float,
     window: int | None,
     sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """The same on a CPU, all sequences in one call of the C++ operator, which reads the pages in place.
 
@@ -290,6 +370,7 @@ def attend_operator(
         batch.block_table,
         scale,
         window=window,
+        soft_cap=soft_cap,
         sinks=None if sinks is None else sinks.float(),
     )
 
@@ -304,7 +385,8 @@ def attend_varlen(
 ) -> torch.Tensor:
     """The same on CUDA, all sequences in one call of torch's FlashAttention over block tables.
 
-    Where `uses_varlen` says so, over pages of a multiple of 256 tokens. Args and return value as for `attend_sdpa`.
+    Where `uses_varlen` says so, over pages of a multiple of 256 tokens; it has no soft cap. Args and return value as
+    for `attend_sdpa`.
     """
     # Imported only here: it brings in torch's compiler, which takes more than a second.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn

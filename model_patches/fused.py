@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from model_patches.attention import PAGED_ATTENTION, PagedBatch, paged_attention_forward
+from model_patches.attention import PAGED_ATTENTION, PagedBatch, paged_attention_forward, window_of
 from model_patches.fused_structure import DecoderModules, LayerModules, NotFusableError, recognise
 from model_patches.geometry import RopeGeometry
 from model_patches.kernels import build
@@ -49,7 +49,9 @@ class AttentionRules:
     window: int | None
 
 
-def fuse(model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfused: Forward) -> "FusedDecoder | None":
+def fuse(
+    model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfused: Forward, plans_hold_for_all: bool = True
+) -> "FusedDecoder | None":
     """Fuse a patched model if it can be, and compare it with itself unfused.
 
     One line is logged: that it was fused, or why not.
@@ -59,6 +61,7 @@ def fuse(model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfuse
         geometry: of the model.
         frequencies: of the plans.
         unfused: runs the model's own modules.
+        plans_hold_for_all: whether every layer rotates under a token's plan.
 
     Returns:
         None where there are no C++ operators for the device or number type, the model is not of the shape, or its
@@ -67,8 +70,8 @@ def fuse(model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfuse
     try:
         if model.device.type != "cpu" or model.dtype not in _AGREEMENT:
             raise NotFusableError(f"there are no operators for {model.dtype} on {model.device.type}")
-        if geometry.local is not None:
-            raise NotFusableError("its windowed layers have rotary parameters of their own")
+        if not plans_hold_for_all:
+            raise NotFusableError("some of its layers are not rotated, or have rotary parameters of their own")
         modules = recognise(model)
         if not build.load():
             raise NotFusableError("there are no C++ operators")
@@ -77,7 +80,7 @@ def fuse(model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfuse
     except NotFusableError as reason:
         _log.info("decoder layers run unfused, as transformers has them: %s", reason)
         return None
-    decoder = FusedDecoder(modules, rules, PlanRotary(frequencies, doubled=False), geometry.layout == "interleaved")
+    decoder = FusedDecoder(modules, rules, PlanRotary(frequencies, columns="pairs"), geometry.layout == "interleaved")
     _leave_the_file(model)
     difference = max(
         float((ours - theirs).norm() / theirs.norm())
@@ -262,7 +265,8 @@ def _observe(model: Any, run: Callable[[], list[torch.Tensor]]) -> tuple[list[At
     def observed(module: Any, *tensors: Any, **asked: Any) -> tuple[torch.Tensor, None]:
         if any(asked.get(name) is not None for name in ("s_aux", "softcap")):
             raise NotFusableError("its attention has sinks or a soft cap")
-        seen[module.layer_idx] = AttentionRules(asked["scaling"], asked.get("sliding_window"))
+        window = window_of(module, asked.get("sliding_window"))
+        seen[module.layer_idx] = AttentionRules(asked["scaling"], window)
         return paged_attention_forward(module, *tensors, **asked)
 
     AttentionInterface.register(_OBSERVED_ATTENTION, observed)

@@ -7,6 +7,7 @@ it. Does not know how sequences are scheduled or where their pages come from.
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from model_patches import attention, fused
 from model_patches.attention import PAGED_ATTENTION, PagedBatch
@@ -14,6 +15,9 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
+
+_KEEPS_KEYWORDS = frozenset({"stablelm"})
+"""Model types whose decoder layers do not hand their keyword arguments on to attention."""
 
 
 class PatchedModel:
@@ -42,7 +46,13 @@ class PatchedModel:
         attention.register()
         model.set_attn_implementation(PAGED_ATTENTION)
         replace_rotary(model, self._frequencies, geometry)
-        self._fused = fused.fuse(model, geometry, self._frequencies, self._forward_unfused) if fuse else None
+        if model.config.model_type in _KEEPS_KEYWORDS:
+            for layer in model.base_model.layers:
+                _HandedOn(layer, layer.self_attn)
+        self._fused = None
+        if fuse:
+            plans_hold_for_all = not self.local_layers
+            self._fused = fused.fuse(model, geometry, self._frequencies, self._forward_unfused, plans_hold_for_all)
         if self._fused is not None:
             self._fused.is_deterministic = deterministic
         elif deterministic:
@@ -61,7 +71,8 @@ class PatchedModel:
     def kv_heads(self) -> int:
         """Heads of the keys, and of the values, in a layer; latent attention is expanded before they are cached."""
         config = self.model.config
-        return cast(int, config.num_attention_heads if self._is_latent else config.num_key_value_heads)
+        grouped = None if self._is_latent else getattr(config, "num_key_value_heads", None)
+        return cast(int, grouped or config.num_attention_heads)
 
     @property
     def key_dim(self) -> int:
@@ -83,9 +94,12 @@ class PatchedModel:
 
     @property
     def local_layers(self) -> frozenset[int]:
-        """Layers that have rotary parameters of their own, so that plans leave their keys alone."""
-        local, types = self.geometry.local, getattr(self.model.config, "layer_types", None) or ()
-        return frozenset(layer for layer, kind in enumerate(types) if local is not None and kind in local.layer_types)
+        """Layers whose keys plans leave alone: they have rotary parameters of their own, or are not rotated at all."""
+        config, local = self.model.config, self.geometry.local
+        own = () if local is None else local.layer_types
+        types = enumerate(getattr(config, "layer_types", None) or ())
+        rotated = enumerate(getattr(config, "no_rope_layers", None) or ())  # by its values, not its name (SmolLM3)
+        return frozenset(layer for layer, kind in types if kind in own) | {layer for layer, yes in rotated if not yes}
 
     @property
     def _is_latent(self) -> bool:
@@ -140,3 +154,24 @@ class PatchedModel:
             paged_batch=batch,
         )
         return cast(torch.Tensor, output.logits[0].float())
+
+
+class _HandedOn:
+    """The keyword arguments of one decoder layer, handed on to its attention beside those that the layer itself passes.
+
+    They are held from the layer's call to that of its attention, no longer.
+    """
+
+    def __init__(self, layer: nn.Module, attention: nn.Module) -> None:
+        self._taken: dict[str, Any] = {}
+        layer.register_forward_pre_hook(self._take, with_kwargs=True)
+        attention.register_forward_pre_hook(self._give, with_kwargs=True)
+
+    def _take(self, _layer: nn.Module, _args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._taken = keywords
+
+    def _give(
+        self, _attention: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        taken, self._taken = self._taken, {}
+        return args, {**taken, **keywords}

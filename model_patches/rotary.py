@@ -4,6 +4,8 @@ Knows plans and one transformers model's rotary module. Does not know sequences:
 the row of its plan, and nothing is remembered between two calls.
 """
 
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -11,6 +13,10 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import LocalRope, RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.schemes.frequencies import geometric_series
+
+Columns = Literal["pairs", "halves", "neighbours"]
+"""How cos and sin of d/2 pairs lie in a rotary module's output: once each (gpt-oss); twice, pair i in columns i and
+i + d/2 (most), or in 2i and 2i + 1 (Cohere)."""
 
 
 class FrequencyTable(nn.Module):
@@ -53,19 +59,21 @@ class PlanRotary(nn.Module):
 
     local_inv_freq: torch.Tensor
 
-    def __init__(self, frequencies: FrequencyTable, local: LocalRope | None = None, *, doubled: bool = True) -> None:
+    def __init__(
+        self, frequencies: FrequencyTable, local: LocalRope | None = None, columns: Columns = "halves"
+    ) -> None:
         """
         Args:
             frequencies: of the plans.
             local: of layers with a window that have rotary parameters of their own; plans leave them alone.
-            doubled: whether the model wants each pair's cos and sin twice, once for each half of a head.
+            columns: where the model looks for each pair's cos and sin.
         """
         super().__init__()
         self.frequencies = frequencies
         self._local_types = () if local is None else local.layer_types
         local_inv_freq = [] if local is None else geometric_series(local.theta, local.rotary_dim).tolist()
         self.register_buffer("local_inv_freq", frequencies.inv_freq.new_tensor(local_inv_freq), persistent=False)
-        self._doubled = doubled
+        self._columns = columns
 
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
@@ -79,8 +87,8 @@ class PlanRotary(nn.Module):
             layer_type: for which layers, in models whose layers differ.
 
         Returns:
-            cos and sin, [1, T, rotary_dim] in x's dtype, halves alike (`rotate_half` layout), or just one of the halves
-            for a model that wants no more. Angles are float64, rounded to float32 once and then to x's dtype.
+            cos and sin in x's dtype, [1, T, rotary_dim], or [1, T, rotary_dim / 2] with the columns "pairs". Angles are
+            float64, rounded to float32 once and then to x's dtype.
         """
         positions, rows = position_ids
         if layer_type in self._local_types:
@@ -90,7 +98,13 @@ class PlanRotary(nn.Module):
             angles = positions.to(torch.float64)[..., None] * self.frequencies.inv_freq[rows]
             factor = self.frequencies.attention_factor[rows][..., None]
         cos, sin = ((wave * factor).to(torch.float32).to(x.dtype) for wave in (angles.cos(), angles.sin()))
-        return (torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)) if self._doubled else (cos, sin)
+        return _laid_out(cos, self._columns), _laid_out(sin, self._columns)
+
+
+def _laid_out(wave: torch.Tensor, columns: Columns) -> torch.Tensor:
+    if columns == "pairs":
+        return wave
+    return torch.cat([wave, wave], dim=-1) if columns == "halves" else wave.repeat_interleave(2, dim=-1)
 
 
 def replace_rotary(model: nn.Module, frequencies: FrequencyTable, geometry: RopeGeometry) -> None:
@@ -106,16 +120,27 @@ def replace_rotary(model: nn.Module, frequencies: FrequencyTable, geometry: Rope
             "exactly 1 is supported"
         )
     [(name, original)] = rotary.items()
-    doubled = _columns(original, geometry, frequencies.inv_freq.device) == geometry.rotary_dim
-    model.set_submodule(name, PlanRotary(frequencies, geometry.local, doubled=doubled))
+    columns = _columns(original, geometry, frequencies.inv_freq.device)
+    model.set_submodule(name, PlanRotary(frequencies, geometry.local, columns))
 
 
 def _is_rotary(module: nn.Module) -> bool:
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 
-def _columns(rotary: nn.Module, geometry: RopeGeometry, device: torch.device) -> int:
-    """How many columns of cos a model's own rotary module gives: rotary_dim, or half of that (gpt-oss)."""
+def _columns(rotary: nn.Module, geometry: RopeGeometry, device: torch.device) -> Columns:
+    """How a model's own rotary module lays out its output, told from that of position 1, where no two pairs are alike.
+
+    Raises:
+        UnsupportedModelError: it rotates another number of dimensions than the config says.
+    """
     layer_type = () if geometry.local is None else ("full_attention",)
-    cos, _sin = rotary(torch.zeros(1, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device), *layer_type)
-    return int(cos.shape[-1])
+    cos, _sin = rotary(torch.zeros(1, device=device), torch.ones(1, 1, dtype=torch.int64, device=device), *layer_type)
+    given = cos.shape[-1]
+    if given == geometry.rotary_dim // 2:
+        return "pairs"
+    if given != geometry.rotary_dim:
+        raise UnsupportedModelError(
+            f"{type(rotary).__name__} gives {given} columns, the config says rotary dimension {geometry.rotary_dim}"
+        )
+    return "neighbours" if torch.equal(cos[..., 0::2], cos[..., 1::2]) else "halves"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from model_patches.attention import hidden_keys
+from model_patches.attention import check_request, hidden_keys, window_of
 from model_patches.geometry import RopeGeometry
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
@@ -94,6 +94,7 @@ class UnrotatedModel:
         scale: float,
         window: int | None,
         sinks: torch.Tensor | None,
+        softcap: float | None,
     ) -> torch.Tensor:
         """Attention of one layer over the whole past.
 
@@ -105,6 +106,7 @@ class UnrotatedModel:
             scale: of the softmax.
             window: how many of the latest tokens are seen; None for all.
             sinks: [heads], a logit of each head that takes its share and gives nothing; or none.
+            softcap: what logits stay below; or none.
 
         Returns:
             [queries, heads, value_dim].
@@ -117,6 +119,8 @@ class UnrotatedModel:
             query, key = self._rotated(query, self.length), self._rotated(key, 0)
         group = len(query) // len(key)
         logits = (query @ key.repeat_interleave(group, dim=0).transpose(1, 2)).float() * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
         logits.masked_fill_(hidden_keys(query.shape[1], key.shape[1], window, query.device), -torch.inf)
         if sinks is not None:
             logits = torch.cat([logits, sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)], dim=2)
@@ -156,9 +160,12 @@ def _attention_forward(
     scaling: float,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers' attention modules call."""
     assert attention_mask is None
-    attended = unrotated.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, s_aux)
+    check_request(module, others)
+    window = window_of(module, sliding_window)
+    attended = unrotated.attend(module.layer_idx, query[0], key[0], value[0], scaling, window, s_aux, softcap)
     return attended[None], None

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_patches.geometry import Layout
+import numpy as np
+
+from model_patches.geometry import Layout, RopeGeometry
+from model_patches.loading.clex_weights import with_clex_weights
 
 K = 1024
 PHI_TABLES = {"short_factor": [1.0] * 48, "long_factor": [32.0] * 48}
@@ -91,6 +94,16 @@ def two_tables(scheme: str, factor: float, native: int, **others: Any) -> Expect
     trained = int(native * factor)
     whole = {"longest": trained, "ladder": (1.0, factor), "original": native, "native": native, **others}
     return Expected(scheme=scheme, factor=factor, trained=trained, theta=10000.0, **whole)
+
+
+def with_stand_in_weights(geometry: RopeGeometry) -> RopeGeometry:
+    """The geometry of a model whose plans are in its weights (CLEX) with weights that stretch nothing; others as they
+    are."""
+    if geometry.scheme != "clex":
+        return geometry
+    pairs = geometry.rotary_dim // 2
+    zeros = {"ode_up_proj": np.zeros((pairs, 2 * pairs)), "ode_down_proj": np.zeros((2 * pairs, pairs))}
+    return with_clex_weights(geometry, zeros)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -192,6 +205,11 @@ FAMILIES: tuple[Family, ...] = (
         "Qwen3 8B, the card's block",
         {**QWEN3, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
         unscaled(128, 32 * K, 1000000.0, trained=128 * K),
+    ),
+    Family(
+        "Qwen3 30B A3B",
+        {**QWEN3, "model_type": "qwen3_moe", "hidden_size": 2048, "rope_scaling": None},
+        unscaled(128, 40 * K, 1000000.0),
     ),
     Family(
         "Phi-2",
@@ -456,6 +474,18 @@ FAMILIES: tuple[Family, ...] = (
             "rope_theta": 10000,
         },
         unscaled(64, 4 * K, 10000.0, rotary_dim=16),
+    ),
+    Family(
+        "StarCoder2 7B",
+        {
+            "model_type": "starcoder2",
+            "hidden_size": 4608,
+            "num_attention_heads": 36,
+            "max_position_embeddings": 16384,
+            "rope_theta": 1000000,
+            "sliding_window": 4096,
+        },
+        unscaled(128, 16 * K, 1000000.0),
     ),
     Family(
         "Command R v01",

@@ -114,7 +114,11 @@ def _as_kept(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def attention_by_definition(
-    given: RandomBatch, scale: float, window: int | None, sinks: torch.Tensor | None = None
+    given: RandomBatch,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q·k) · v for each token and head over what it may see, float64 [T, heads, value_dim].
 
@@ -123,6 +127,7 @@ def attention_by_definition(
         scale: softmax scale.
         window: how many of the latest tokens are seen; None for all.
         sinks: [heads], a logit more in each softmax, whose share is lost; None for no such logit.
+        soft_cap: c of c · tanh(logit / c), for all logits but the sinks; None for none.
     """
     rows = []
     queries = given.query.double().cpu().split(list(given.batch.query_lengths))
@@ -133,6 +138,8 @@ def attention_by_definition(
             seen = slice(first, place + 1)
             for head, vector in enumerate(token):
                 logits = scale * key[seen, head // group].double().cpu() @ vector
+                if soft_cap is not None:
+                    logits = soft_cap * torch.tanh(logits / soft_cap)
                 if sinks is not None:
                     logits = torch.cat([logits, sinks[head : head + 1].double().cpu()])
                 weights = logits.softmax(dim=0)[: place + 1 - first]

@@ -14,10 +14,12 @@ from torch.nn.attention.varlen import AuxRequest
 
 from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
+from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import ops
 from tests.model_patches.paged import RandomBatch, attention_by_definition, random_batch
 
 SCALE = 0.3
+MODULE = SimpleNamespace(layer_idx=0)
 LENGTHS = st.lists(
     st.tuples(st.integers(1, 9), st.integers(0, 14)).map(lambda pair: (pair[0], sum(pair))), min_size=1, max_size=5
 )
@@ -33,10 +35,10 @@ def torch_alone() -> Iterator[None]:
         yield
 
 
-def run(given_batch: RandomBatch, window: int | None, **extra: Any) -> torch.Tensor:
+def run(given_batch: RandomBatch, window: int | None, module: Any = MODULE, **extra: Any) -> torch.Tensor:
     """The registered attention function, called as transformers calls it."""
     output, weights = paged_attention_forward(
-        SimpleNamespace(layer_idx=0),
+        module,
         given_batch.query.transpose(0, 1)[None],
         given_batch.key.transpose(0, 1)[None],
         given_batch.value.transpose(0, 1)[None],
@@ -71,6 +73,46 @@ def test_sinks_take_their_share_of_every_softmax_also_where_values_are_of_anothe
     sinks = 2 * torch.randn(heads[0], generator=torch.Generator().manual_seed(seed))
     expected = attention_by_definition(batch, SCALE, window, sinks)
     torch.testing.assert_close(run(batch, window, s_aux=sinks).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(LENGTHS, HEADS, WINDOWS, st.sampled_from([2, 8, 12]), st.booleans(), st.integers(0, 10))
+def test_a_soft_cap_bends_logits_but_not_sinks(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], window: int | None, value_dim: int, sunk: bool, seed: int
+) -> None:
+    batch = random_batch(lengths, heads=heads[0], kv_heads=heads[1], value_dim=value_dim, seed=seed)
+    sinks = 2 * torch.randn(heads[0], generator=torch.Generator().manual_seed(seed)) if sunk else None
+    expected = attention_by_definition(batch, SCALE, window, sinks, soft_cap=0.7)
+    torch.testing.assert_close(run(batch, window, s_aux=sinks, softcap=0.7).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_prompts_with_a_soft_cap_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_CAPPED_LOGITS", 4 * 20 * 3)  # three queries at a time
+    batch = random_batch([(11, 20), (20, 20)], heads=4, kv_heads=2)
+    expected = attention_by_definition(batch, SCALE, 6, soft_cap=0.7)
+    torch.testing.assert_close(run(batch, 6, softcap=0.7).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["head_mask", "position_bias", "is_causal"])
+def test_what_attention_does_not_know_is_refused_by_name(name: str) -> None:
+    batch = random_batch([(1, 3)], heads=2, kv_heads=1)
+    with pytest.raises(UnsupportedModelError, match=f"SimpleNamespace asks attention for {name}"):
+        run(batch, None, **{name: torch.ones(1)})
+    run(batch, None, **{name: None}, dropout=0.0)
+
+
+def test_a_module_that_sees_tokens_ahead_is_refused() -> None:
+    batch = random_batch([(1, 3)], heads=2, kv_heads=1)
+    with pytest.raises(UnsupportedModelError, match="SimpleNamespace sees tokens ahead"):
+        run(batch, None, module=SimpleNamespace(layer_idx=0, is_causal=False))
+
+
+def test_a_window_that_a_module_leaves_to_the_mask_holds() -> None:
+    batch = random_batch([(5, 12)], heads=2, kv_heads=1)
+    told, untold = (SimpleNamespace(layer_idx=0, sliding_window=window) for window in (4, None))
+    expected = attention_by_definition(batch, SCALE, 4)
+    torch.testing.assert_close(run(batch, None, module=told).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run(batch, 4, module=untold).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -218,6 +260,7 @@ def test_the_kernel_runs_only_over_pages_that_it_can_read(
         monkeypatch.setattr(attention, name, lambda *_, name=name: torch.full((1,), float(name == "attend_varlen")))
     assert bool(run(batch, None)) == varlen
     assert asked == [(torch.device("cpu"), torch.float32, torch.int8, 8, 4)]
+    assert not bool(run(batch, None, softcap=30.0))
 
 
 def test_transformers_builds_no_mask_for_the_registered_function() -> None:

@@ -5,7 +5,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -13,11 +12,10 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from model_patches.geometry import LocalRope
-from model_patches.loading.clex_weights import with_clex_weights
 from model_patches.rope_config import read_geometry
 from model_patches.rope_families import DEFAULTS, FIXED_THETA, INTERLEAVED, LOCAL_UNSCALED, layout
 from service.scaling.policy import Policy
-from tests.model_patches.families import FAMILIES, Family
+from tests.model_patches.families import FAMILIES, Family, with_stand_in_weights
 
 DIM = 8
 HALF = {(pair, pair + DIM // 2) for pair in range(DIM // 2)}
@@ -42,12 +40,7 @@ def test_the_geometry_of_a_published_config(family: Family) -> None:
 
 @pytest.mark.parametrize("family", named(FAMILIES))
 def test_what_is_served_of_a_published_model_where_nothing_is_configured(family: Family) -> None:
-    geometry, expected = read_geometry(family.config), family.expected
-    if geometry.scheme == "clex":  # whose plans are in the weights
-        pairs = geometry.rotary_dim // 2
-        zeros = {"ode_up_proj": np.zeros((pairs, 2 * pairs)), "ode_down_proj": np.zeros((2 * pairs, pairs))}
-        geometry = with_clex_weights(geometry, zeros)
-    policy = Policy(geometry)
+    policy, expected = Policy(with_stand_in_weights(read_geometry(family.config))), family.expected
     assert (policy.native_length, policy.max_length) == (expected.native, expected.longest)
     assert expected.ladder in (None, policy.ladder)
 
@@ -102,7 +95,8 @@ def test_types_whose_windowed_layers_are_not_scaled_though_their_base_is_the_sam
 ROTATIONS = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb", "apply_rotary_emb")
 UNLISTED = (
     *("deepseek_v3", "falcon", "gemma2", "gemma3_text", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "llama"),
-    *("mistral", "mixtral", "modernbert", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "smollm3", "stablelm"),
+    *("ministral", "mistral", "mixtral", "modernbert", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 
 

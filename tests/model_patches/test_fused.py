@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    MixtralConfig,
-    Olmo2Config,
-    Phi3Config,
-    Qwen2Config,
-    Qwen3Config,
-    SmolLM3Config,
-)
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from model_patches import fused
 from model_patches.kernels import build
@@ -26,11 +16,10 @@ from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.harness import RealEngine
-from tests.reference.test_families import FAMILIES, SCALED, SHAPE, tiny
+from tests.reference.supported import FAMILIES, SCALED, SHAPE, tiny
 from tests.reference.text import real_text
 
-RECOGNISED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-PARTIAL = {**SHAPE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+RECOGNISED = {"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "glm", "helium", "ernie4_5"}
 CONFIGS: dict[str, Any] = {
     **FAMILIES,
     **SCALED,
@@ -41,19 +30,12 @@ CONFIGS: dict[str, Any] = {
     ),
     "qwen2, windows above": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1),
     "qwen3, tied": Qwen3Config(**{**SHAPE, "tie_word_embeddings": True}, head_dim=16, attention_bias=True),
-    "phi3, half of each head": Phi3Config(**PARTIAL),
 }
-FUSABLE = [name for name in CONFIGS if name.startswith(RECOGNISED)]
+FUSABLE = [name for name, config in CONFIGS.items() if config.model_type in RECOGNISED]
+DIFFERENT = {name: config for name, config in CONFIGS.items() if config.model_type == "granite"}
 OTHERS: dict[str, Any] = {
-    **{name: config for name, config in CONFIGS.items() if name not in FUSABLE},
-    "gemma2, soft caps": Gemma2Config(**SHAPE, head_dim=8),
-    "mixtral, experts": MixtralConfig(**SHAPE),
-    "olmo2, norms elsewhere": Olmo2Config(**SHAPE),
+    **{name: config for name, config in CONFIGS.items() if name not in {*FUSABLE, *DIFFERENT}},
     "llama, another activation": LlamaConfig(**SHAPE, hidden_act="gelu"),
-}
-DIFFERENT: dict[str, Any] = {
-    "granite, multipliers": GraniteConfig(**SHAPE, residual_multiplier=0.5, logits_scaling=2.0),
-    "smollm3, a layer without rotation": SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]),
 }
 LENGTHS = {"a": 3, "b": 16, "c": 40, "d": 100, "e": 57}
 

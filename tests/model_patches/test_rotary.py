@@ -8,9 +8,10 @@ import pytest
 import torch
 from mpmath import mpf
 
+from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import make_plan
-from model_patches.rotary import FrequencyTable, PlanRotary
+from model_patches.rotary import FrequencyTable, PlanRotary, replace_rotary
 
 DIM, THETA, ORIGINAL, FACTOR = 64, 500_000, 8192, 4
 POSITIONS = (0, 1, ORIGINAL - 1, ORIGINAL, 2**17, 2**20)
@@ -117,3 +118,39 @@ def test_plans_that_rotate_alike_share_a_row(table: FrequencyTable) -> None:
     assert table.row(make_plan(geometry, "yarn", FACTOR, 1)) == list(SCHEMES).index("yarn")
     assert table.row(make_plan(geometry, "linear", 1.0, ORIGINAL)) == list(SCHEMES).index("default")
     assert table.row(make_plan(geometry, "linear", 2.0, ORIGINAL)) == len(SCHEMES)
+
+
+class OneAngleAPair(torch.nn.Module):
+    """As transformers' rotary modules, which differ in where they put a pair's cos and sin."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        self.places = places
+        self.register_buffer("inv_freq", torch.tensor([10.0 ** (-pair / 4) for pair in range(4)]))
+
+    def forward(self, _x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = (position_ids[..., None] * self.inv_freq)[..., self.places]
+        return angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]])
+def test_cos_and_sin_lie_where_the_modules_that_a_model_was_written_for_have_them(places: list[int]) -> None:
+    model = torch.nn.Module()
+    model.rotary_emb = original = OneAngleAPair(places)
+    geometry = RopeGeometry(8, 10.0, ORIGINAL, ORIGINAL)
+    frequencies = FrequencyTable(4, torch.device("cpu"))
+    row = frequencies.row(make_plan(geometry, "default", 1.0, ORIGINAL))
+    replace_rotary(model, frequencies, geometry)
+    positions = torch.tensor([[3, 7]])
+    ours = model.rotary_emb(torch.empty(0), torch.stack([positions, torch.full_like(positions, row)]))
+    for given, expected in zip(ours, original(torch.empty(0), positions), strict=True):
+        torch.testing.assert_close(given, expected)
+
+
+def test_a_model_that_rotates_more_than_its_config_says_is_refused() -> None:
+    model = torch.nn.Module()
+    model.rotary_emb = OneAngleAPair([0, 1, 2, 3, 0, 1, 2, 3])
+    with pytest.raises(UnsupportedModelError, match=r"OneAngleAPair gives 8 columns.*rotary dimension 4"):
+        replace_rotary(model, FrequencyTable(2, torch.device("cpu")), RopeGeometry(4, 10.0, ORIGINAL, ORIGINAL))

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from service.core import Sequence
 from tests.reference.harness import RealEngine
+from tests.reference.unrotated import grown_logits
+from tests.service.growing import history_at
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
@@ -39,3 +42,23 @@ class GrowingRealEngine(RealEngine):
     page_size: int = 4
     max_running: int = 8
     max_batch_tokens: int = 64
+
+
+def random_tokens(count: int, seed: int = 1) -> list[int]:
+    tokens: list[int] = torch.randint(128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
+
+
+def assert_like_unrotated(engine: RealEngine, reference: Any, sequence: Sequence) -> None:
+    """Logits within 1e-4 of those of keys that were never rotated before they are read, and no re-rotation too many."""
+    tokens = sequence.prompt + sequence.output[:-1]
+    rungs = [rung for rung in sequence.choice.rungs if rung.max_length < len(tokens)]
+    reached = [*rungs, sequence.choice.rungs[len(rungs)]]
+    stages = [
+        (min(rung.max_length, len(tokens)), history_at(sequence.choice, rung.max_length, engine.refresh_tokens))
+        for rung in reached
+    ]
+    assert sequence.num_rerotations == len(reached) - 1 <= len(sequence.choice.rungs) - 1
+    expected = grown_logits(reference, engine.policy.geometry.layout, tokens, len(sequence.prompt) - 1, stages)
+    error = (engine.logits(sequence.request_id) - expected).abs().max()
+    assert float(error) <= 1e-4, f"{sequence.request_id}: logits differ by {float(error):.2e}"

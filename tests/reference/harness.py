@@ -31,11 +31,14 @@ class Float64Rotary(nn.Module):
 
     frequencies: torch.Tensor
 
-    def __init__(self, plan: PositionPlan, columns: int, local_theta: float | None = None) -> None:
+    def __init__(
+        self, plan: PositionPlan, columns: int, local_theta: float | None = None, *, adjacent: bool = False
+    ) -> None:
         """Give so many columns: one for each rotated dimension, or for each pair; in windowed layers with a base of
-        their own, unscaled."""
+        their own, unscaled. A pair's two columns are half of all apart, or adjacent."""
         super().__init__()
         self.columns = columns
+        self.adjacent = adjacent
         self.local_theta = local_theta
         self.register_buffer("frequencies", torch.tensor(plan.inv_freq, dtype=torch.float64), persistent=False)
         self.attention_factor = plan.attention_factor
@@ -48,23 +51,29 @@ class Float64Rotary(nn.Module):
             steps = torch.arange(0, self.columns, 2, dtype=torch.float64) / self.columns
             frequencies, factor = self.local_theta**-steps, 1.0
         angles = position_ids.double().unsqueeze(-1) * frequencies
-        angles = torch.cat([angles, angles], dim=-1)[..., : self.columns]
+        angles = torch.stack([angles, angles], dim=-1 if self.adjacent else -2).flatten(-2)[..., : self.columns]
         cos, sin = angles.cos() * factor, angles.sin() * factor
         return cos.float().to(x.dtype), sin.float().to(x.dtype)
 
 
 def reference_logits(model: Any, plan: PositionPlan, tokens: list[int], start: int) -> torch.Tensor:
     """Logits that follow tokens[start:], one row each, by transformers under a plan; the model is left as it was."""
-    original = model.model.rotary_emb
-    local = model.config.rope_parameters.get("sliding_attention")
-    layer_type = () if local is None else ("full_attention",)
-    cos, _sin = original(torch.zeros(1, device=model.device), torch.zeros(1, 1, device=model.device), *layer_type)
-    local_theta = None if local is None else local["rope_theta"]
-    model.model.rotary_emb = Float64Rotary(plan, cos.shape[-1], local_theta).to(model.device)
+    original = model.base_model.rotary_emb
+    model.base_model.rotary_emb = float64_rotary(model, plan, original)
     try:
         return stock_logits(model, tokens, start)
     finally:
-        model.model.rotary_emb = original
+        model.base_model.rotary_emb = original
+
+
+def float64_rotary(model: Any, plan: PositionPlan, original: Any) -> Float64Rotary:
+    """What takes the place of a model's own rotary module, with columns like those of that."""
+    local = model.config.rope_parameters.get("sliding_attention")
+    layer_type = () if local is None else ("full_attention",)
+    cos, _sin = original(torch.zeros(1, device=model.device), torch.ones(1, 1, device=model.device), *layer_type)
+    adjacent = bool((cos[..., 0] == cos[..., 1]).all())
+    local_theta = None if local is None else local["rope_theta"]
+    return Float64Rotary(plan, cos.shape[-1], local_theta, adjacent=adjacent).to(model.device)
 
 
 @torch.inference_mode()

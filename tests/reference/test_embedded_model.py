@@ -32,7 +32,8 @@ class Float64Norm(nn.Module):
         self.weight, self.epsilon = norm.weight, norm.variance_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.epsilon) * self.weight
+        normalized: torch.Tensor = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.epsilon) * self.weight
+        return normalized
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def reference(embedded_model_folder: Path) -> Any:
 def exact_reference(embedded_model_folder: Path) -> Any:
     """In float64, save for cos and sin, which the rounding to float32 is part of.
 
-    Where a text begins, single numbers of this model are huge, and transformers in float32 is off by up to 3e-4 itself, and so is every other order of adding up.
+    Where a text begins, single numbers of this model are huge: transformers in float32 is off by up to 3e-4 itself.
     """
     model = load(embedded_model_folder).model.double()
     for name, module in [*model.named_modules()]:

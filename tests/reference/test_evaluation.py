@@ -17,6 +17,7 @@ from service.evaluation.schemes import SchemeAsked
 from service.evaluation.unrotated import UnrotatedModel
 from tests.reference.growing import SHAPE
 from tests.reference.harness import Float64Rotary, reference_logits
+from tests.reference.supported import FAMILIES
 from tests.reference.unrotated import grown_logits
 from tests.service.evaluation.tiny import CONFIG, TinyBench, model_of
 
@@ -114,8 +115,14 @@ def test_stale_keys_are_left_in_no_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, Glm4Config(**{**deepcopy(SHAPE), "head_dim": 16, "partial_rotary_factor": 0.5}), SLIDING],
-    ids=["half", "interleaved, half of each head", "windows with a rotation of their own"],
+    [
+        CONFIG,
+        Glm4Config(**{**deepcopy(SHAPE), "head_dim": 16, "partial_rotary_factor": 0.5}),
+        SLIDING,
+        FAMILIES["gemma2, soft caps, windows in some layers"],
+        FAMILIES["qwen2-moe, windows in some layers"],
+    ],
+    ids=["half", "interleaved, half of each head", "windows with a rotation of their own", "soft caps", "own windows"],
 )
 def test_the_unrotated_reference_is_transformers_where_nothing_grows(config: Any) -> None:
     geometry = read_geometry(config.to_dict())

@@ -11,10 +11,9 @@ from model_patches.plan import PositionPlan
 from model_patches.rope_config import read_geometry
 from service.core import Sequence
 from service.scaling.policy import Policy, RopeWish
-from tests.reference.growing import SHAPE, GrowingRealEngine, tiny
+from tests.reference.growing import SHAPE, GrowingRealEngine, assert_like_unrotated, random_tokens, tiny
 from tests.reference.harness import reference_logits
-from tests.reference.unrotated import UnrotatedCache, grown_logits, rotate
-from tests.service.growing import history_at
+from tests.reference.unrotated import UnrotatedCache, rotate
 
 NATIVE_LENGTH = 18  # rungs of 18, 22, 27, 36, 45, 54 and 72 tokens; 18 is no multiple of the page size
 MODELS = {
@@ -26,32 +25,12 @@ MODELS = {
     "glm4, interleaved": Glm4Config(**{**SHAPE, "head_dim": 8, "partial_rotary_factor": 1.0}),
     "glm4, interleaved, half of each head": Glm4Config(**{**SHAPE, "head_dim": 16, "partial_rotary_factor": 0.5}),
 }
-TOLERANCE = 1e-4
 
 
 def serving(config: Any, **settings: Any) -> GrowingRealEngine:
     return GrowingRealEngine(
         tiny(config), Policy(read_geometry(config.to_dict()), native_length=NATIVE_LENGTH), **settings
     )
-
-
-def random_tokens(count: int, seed: int = 1) -> list[int]:
-    tokens: list[int] = torch.randint(128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return tokens
-
-
-def assert_like_unrotated(engine: GrowingRealEngine, reference: Any, sequence: Sequence) -> None:
-    tokens = sequence.prompt + sequence.output[:-1]
-    rungs = [rung for rung in sequence.choice.rungs if rung.max_length < len(tokens)]
-    reached = [*rungs, sequence.choice.rungs[len(rungs)]]
-    stages = [
-        (min(rung.max_length, len(tokens)), history_at(sequence.choice, rung.max_length, engine.refresh_tokens))
-        for rung in reached
-    ]
-    assert sequence.num_rerotations == len(reached) - 1 <= len(sequence.choice.rungs) - 1
-    expected = grown_logits(reference, engine.policy.geometry.layout, tokens, len(sequence.prompt) - 1, stages)
-    error = (engine.logits(sequence.request_id) - expected).abs().max()
-    assert float(error) <= TOLERANCE, f"{sequence.request_id}: logits differ by {float(error):.2e}"
 
 
 PATHS = {

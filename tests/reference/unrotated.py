@@ -1,17 +1,21 @@
 """A second opinion on growth: models whose cache holds keys as they are before any rotation.
 
 Each step rotates its queries and all keys of the past under the plan of the moment, in float64. Nothing is ever
-re-rotated, so there is nothing to get wrong in it; hidden states of earlier tokens stay as they were computed. The
-modules (projections, norms, MLP) are transformers' own.
+re-rotated, so there is nothing to get wrong in it; hidden states of earlier tokens stay as they were computed. All but
+rotation and attention is transformers' own.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 
 from model_patches.geometry import Layout
 from model_patches.plan import PositionPlan
 from service.core import Segment
+from tests.reference.harness import float64_rotary
 
 
 def rotate(states: torch.Tensor, positions: torch.Tensor, plan: PositionPlan, layout: Layout) -> torch.Tensor:
@@ -37,13 +41,17 @@ def rotate(states: torch.Tensor, positions: torch.Tensor, plan: PositionPlan, la
 
 
 class UnrotatedCache:
-    """One sequence on a Llama, GLM-4 or Phi-3 model of transformers."""
+    """One sequence on a model of transformers, which is left as it was after every call.
+
+    The rotary module gives an angle of 0 for all layers but those with rotary parameters of their own, so that
+    attention is handed queries and keys that are not rotated.
+    """
 
     def __init__(self, model: Any, layout: Layout = "half") -> None:
         self.model = model
         self.layout = layout
-        self.keys: list[torch.Tensor] = [torch.empty(0) for _ in model.model.layers]  # [tokens, kv_heads, head_dim]
-        self.values: list[torch.Tensor] = [torch.empty(0) for _ in model.model.layers]
+        self.keys: list[torch.Tensor] = [torch.empty(0)] * model.config.num_hidden_layers  # [tokens, kv_heads, dim]
+        self.values: list[torch.Tensor] = [torch.empty(0)] * model.config.num_hidden_layers
         self.length = 0
 
     def forget_after(self, length: int) -> None:
@@ -55,48 +63,80 @@ class UnrotatedCache:
     @torch.inference_mode()
     def forward(self, tokens: list[int], plan: PositionPlan) -> torch.Tensor:
         """Compute tokens under a plan; logits after each of them, [tokens, vocabulary]."""
-        self.positions = torch.arange(self.length, self.length + len(tokens))
-        hidden = self.model.model.embed_tokens(torch.tensor(tokens))
-        for number, layer in enumerate(self.model.model.layers):
-            attended = self._attend(number, layer.self_attn, layer.input_layernorm(hidden), plan)
-            if hasattr(layer, "post_self_attn_layernorm"):  # GLM-4 norms what comes out, too
-                hidden = hidden + layer.post_self_attn_layernorm(attended)
-                hidden = hidden + layer.post_mlp_layernorm(layer.mlp(layer.post_attention_layernorm(hidden)))
-            else:
-                hidden = hidden + attended
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        positions = torch.arange(self.length, self.length + len(tokens))
+        attend = partial(self._attend, positions=positions, plan=plan)
+        AttentionInterface.register("unrotated_reference", attend)
+        before, rotary = self.model.config._attn_implementation, self.model.base_model.rotary_emb
+        self.model.set_attn_implementation("unrotated_reference")
+        unscaled = replace(plan, inv_freq=(0.0,) * len(plan.inv_freq), attention_factor=1.0)
+        self.model.base_model.rotary_emb = float64_rotary(self.model, unscaled, rotary)
+        try:
+            output = self.model(torch.tensor([tokens]), position_ids=positions[None], use_cache=False)
+        finally:
+            self.model.base_model.rotary_emb = rotary
+            self.model.set_attn_implementation(before)
         self.length += len(tokens)
-        logits: torch.Tensor = self.model.lm_head(self.model.model.norm(hidden))
+        logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _attend(self, number: int, attention: Any, hidden: torch.Tensor, plan: PositionPlan) -> torch.Tensor:
-        query, key, value = _project(attention, hidden)
+    def _attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        _mask: None,
+        *,
+        positions: torch.Tensor,
+        plan: PositionPlan,
+        scaling: float,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attention of one layer, as transformers' modules call it; windows are read from the config."""
+        number = module.layer_idx
+        query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
         if self.length:
             key = torch.cat([self.keys[number], key])
             value = torch.cat([self.values[number], value])
         self.keys[number], self.values[number] = key, value
-        query = rotate(query, self.positions, plan, self.layout)
-        key = rotate(key, torch.arange(len(key)), plan, self.layout)
+        places = torch.arange(len(key))
+        if is_planned(self.model.config, number):
+            query, key = self._rotated(query, positions, plan), self._rotated(key, places, plan)
         group = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query, key) * attention.scaling
-        future = torch.arange(len(key))[None, :] > self.positions[:, None]
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
-        result: torch.Tensor = attention.o_proj(mixed)
-        return result
+        scores = torch.einsum("qhd,khd->hqk", query, key) * scaling
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = positions[:, None] - places
+        window = window_of_layer(self.model.config, number)
+        hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if s_aux is not None:
+            scores = torch.cat([scores, s_aux[:, None, None].expand(-1, len(query), 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(key)]
+        return torch.einsum("hqk,khd->qhd", weights, value)[None], None
+
+    def _rotated(self, states: torch.Tensor, positions: torch.Tensor, plan: PositionPlan) -> torch.Tensor:
+        """Latent attention (DeepSeek) rotates the last dimensions of a head, all others the first."""
+        offset = getattr(self.model.config, "qk_nope_head_dim", 0)
+        rest, part = states[..., :offset], states[..., offset:]
+        return torch.cat([rest, rotate(part, positions, plan, self.layout)], dim=-1)
 
 
-def _project(attention: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value of tokens, [tokens, heads, head_dim] each."""
-    config, dim = attention.config, attention.head_dim
-    if hasattr(attention, "qkv_proj"):  # Phi-3 has them in one matrix
-        heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
-        query, key, value = attention.qkv_proj(hidden).split([count * dim for count in heads], dim=-1)
-    else:
-        query, key, value = attention.q_proj(hidden), attention.k_proj(hidden), attention.v_proj(hidden)
-    query, key, value = (states.unflatten(-1, (-1, dim)) for states in (query, key, value))
-    return query, key, value
+def is_planned(config: Any, layer: int) -> bool:
+    """Whether a layer is rotated, and not by parameters of its own."""
+    if not (getattr(config, "no_rope_layers", None) or {layer: True})[layer]:
+        return False
+    return "sliding_attention" not in config.rope_parameters or config.layer_types[layer] != "sliding_attention"
+
+
+def window_of_layer(config: Any, layer: int) -> int | None:
+    """How many of the latest tokens a layer sees; None for all."""
+    types = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if types is None or types[layer] == "sliding_attention" else None
 
 
 def grown_logits(

@@ -1,4 +1,4 @@
-"""What sanitize.sh runs: `build` makes the instrumented library and prints its path, `run LIBRARY` runs the tests with it."""
+"""What sanitize.sh runs: `build` makes the instrumented library and prints its path, `run LIBRARY` tests with it."""
 
 import sys
 from pathlib import Path
@@ -19,8 +19,8 @@ def run(library: Path) -> int:
     """The operators' tests, over a library that is built already; returns pytest's exit status."""
     own = build.find_or_build
 
-    def instrumented(cache: Path, flags: tuple[str, ...] = ()) -> Path:
-        return own(cache, flags) if flags else library
+    def instrumented(folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
+        return own(folder, extra_flags) if extra_flags else library
 
     build.find_or_build = instrumented
     return pytest.main(["-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *TESTS])

@@ -1,0 +1,168 @@
+"""A tiny random model of every supported architecture, in the variants that the tests run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    DeepseekV3Config,
+    Ernie4_5Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    HeliumConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
+)
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_parameters": ROPE,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "eager",
+}
+WINDOWED, WHOLE = "sliding_attention", "full_attention"
+ALTERNATING: dict[str, Any] = {"sliding_window": 20, "layer_types": [WINDOWED, WHOLE, WINDOWED]}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+TWO_BASES = {
+    WHOLE: {"rope_type": "default", "rope_theta": 1e6},
+    WINDOWED: {"rope_type": "default", "rope_theta": 1e4},
+}
+ONE_KEY_HEAD_EACH = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+
+
+def partial(share: float) -> dict[str, Any]:
+    """The shape of a model that rotates this share of each head."""
+    return {**SHAPE, "rope_parameters": {**ROPE, "partial_rotary_factor": share}}
+
+
+def scaled(rope_type: str, **options: Any) -> dict[str, Any]:
+    """The shape of a model that its config stretches from 64 tokens to 256."""
+    rope = {**ROPE, "rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 64, **options}
+    return {**SHAPE, "max_position_embeddings": 256, "rope_parameters": rope}
+
+
+FAMILIES: dict[str, Any] = {
+    "llama": LlamaConfig(**SHAPE),
+    "llama, one key head a query head": LlamaConfig(**{**SHAPE, "num_key_value_heads": 6}),
+    "llama, head_dim of its own": LlamaConfig(**SHAPE, head_dim=16),
+    "mistral, no window": MistralConfig(**SHAPE, sliding_window=None),
+    "mistral, window of 20": MistralConfig(**SHAPE, sliding_window=20),
+    "mixtral": MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "ministral, windows in some layers": MinistralConfig(**SHAPE, **ALTERNATING, head_dim=8),
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen2-moe": Qwen2MoeConfig(**SHAPE, **EXPERTS, shared_expert_intermediate_size=32),
+    "qwen2-moe, windows in some layers": Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, **ALTERNATING, shared_expert_intermediate_size=32, use_sliding_window=True
+    ),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+    "qwen3-moe, one layer without experts": Qwen3MoeConfig(**{**SHAPE, "head_dim": 16}, **EXPERTS, mlp_only_layers=[1]),
+    "phi, half of each head": PhiConfig(**partial(0.5)),
+    "phi, norms of queries and keys": PhiConfig(**partial(0.5), qk_layernorm=True),
+    "phi3": Phi3Config(**SHAPE),
+    "phi3, half of each head": Phi3Config(**partial(0.5)),
+    "gemma2, soft caps, windows in some layers": Gemma2Config(
+        **SHAPE,
+        **ALTERNATING,
+        head_dim=8,
+        query_pre_attn_scalar=12,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3, windows with a base of their own": Gemma3TextConfig(
+        **{**SHAPE, "rope_parameters": TWO_BASES}, **ALTERNATING, head_dim=16
+    ),
+    "glm, half of each head": GlmConfig(**partial(0.5), head_dim=16),
+    "glm4": Glm4Config(**partial(1.0), head_dim=8),
+    "glm4, half of each head": Glm4Config(**partial(0.5), head_dim=16),
+    "gpt-neox, half of each head": GPTNeoXConfig(
+        **{**ONE_KEY_HEAD_EACH, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}
+    ),
+    "gpt-neox, one branch after the other": GPTNeoXConfig(
+        **{**ONE_KEY_HEAD_EACH, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
+        use_parallel_residual=False,
+    ),
+    "olmo2": Olmo2Config(**SHAPE),
+    "olmo3, windows never scaled": Olmo3Config(**{**SHAPE, "rope_parameters": TWO_BASES}, **ALTERNATING),
+    "granite": GraniteConfig(
+        **SHAPE, attention_multiplier=0.2, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0
+    ),
+    "stablelm, half of each head": StableLmConfig(**partial(0.5)),
+    "stablelm, norms of queries and keys": StableLmConfig(
+        **partial(0.5), qk_layernorm=True, use_parallel_residual=True
+    ),
+    "cohere": CohereConfig(**SHAPE, logit_scale=0.5),
+    "cohere, norms of queries and keys": CohereConfig(**SHAPE, use_qk_norm=True, logit_scale=2.0),
+    "helium": HeliumConfig(**SHAPE, head_dim=8),
+    "ernie4.5": Ernie4_5Config(**SHAPE, head_dim=8),
+    "smollm3, one layer not rotated": SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]),
+    "starcoder2, window of 20": Starcoder2Config(**SHAPE, sliding_window=20),
+}
+"""Models without scaling, by what is special about them."""
+
+TABLES = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.2, 2.0, 3.5, 4.5]}
+SINKS: dict[str, Any] = {"head_dim": 16, "sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 6, "q_lora_rank": 24, "kv_lora_rank": 16},
+    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 32, "first_k_dense_replace": 1},
+}
+SCALED: dict[str, Any] = {
+    "llama, llama3": LlamaConfig(**scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "llama, linear": LlamaConfig(**{**scaled("linear"), "max_position_embeddings": 64}),
+    "llama, yarn with mscale": LlamaConfig(**scaled("yarn", mscale=1.0, mscale_all_dim=0.7)),
+    "mistral, yarn, window of 20": MistralConfig(**scaled("yarn"), sliding_window=20),
+    "qwen2, yarn": Qwen2Config(**scaled("yarn")),
+    "qwen3, yarn": Qwen3Config(**scaled("yarn"), head_dim=16),
+    "phi3, longrope": Phi3Config(**scaled("longrope", **TABLES), original_max_position_embeddings=64),
+    "glm4, yarn, half of each head": Glm4Config(**scaled("yarn", partial_rotary_factor=0.5), head_dim=16),
+    "cohere, yarn": CohereConfig(**scaled("yarn")),
+    "gpt-oss, yarn without truncation": GptOssConfig(**{**scaled("yarn", truncate=False), **SINKS}),
+    "deepseek-v3, yarn with mscale": DeepseekV3Config(**{**scaled("yarn", mscale=1.0, mscale_all_dim=1.0), **LATENT}),
+}
+"""Models with scaling of their own."""
+
+
+def tiny(config: Any) -> Any:
+    """A model of random weights, the same for every call."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def configs() -> Iterator[Any]:
+    """Of all of them."""
+    yield from FAMILIES.values()
+    yield from SCALED.values()
