@@ -20,7 +20,9 @@ from service.engine.handle import Mailbox
 from service.errors import NotReadyError
 from service.logs import HEADER, RequestIds
 from service.metrics import Metrics
+from service.playground import page
 from service.settings import Settings
+from service.tracing.hook import UNTRACED, Tracing
 
 SECONDS_BETWEEN_HEALTH_CHECKS = 1.0
 
@@ -31,6 +33,7 @@ def create_app(
     metrics: Metrics,
     load: Callable[[], LoadedServer],
     on_failure: Callable[[Exception], None],
+    tracing: Tracing = UNTRACED,
 ) -> FastAPI:
     """Make the application of one server.
 
@@ -40,6 +43,7 @@ def create_app(
         metrics: of the server.
         load: loads the weights and starts the engine; called once, off the event loop, while `/ready` answers 503.
         on_failure: called on the event loop when `load` raises.
+        tracing: of the requests that have a valid key, where keys are asked for; stopped with the server.
 
     Raises:
         StartupError: the file of keys cannot be read.
@@ -67,6 +71,7 @@ def create_app(
         watching.cancel()
         if server.loaded is not None:
             await asyncio.to_thread(server.loaded.engine.stop)
+        await asyncio.to_thread(tracing.stop)
 
     app = FastAPI(
         title="Ropewalk",
@@ -76,7 +81,11 @@ def create_app(
     keys = app.state.keys = Keys(settings)
     # The last is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_silence=settings.client_timeout_seconds)
+    app.add_middleware(tracing.traced)
     open_paths = PROBED_PATHS if settings.metrics_need_key else PROBED_PATHS | {"/metrics"}
+    if settings.playground:
+        open_paths |= page.PATHS
+        page.add_to(app)
     if keys:
         app.add_middleware(BearerKey, keys=keys, open_paths=open_paths, metrics=metrics)
     if settings.cors_origins is not None:  # browsers ask first, without the key

@@ -24,7 +24,10 @@ from model_patches.loading.checkpoint import check_config, read_config
 from model_patches.loading.clex_weights import read_clex_weights, with_clex_weights
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME
 from model_patches.loading.generation import GenerationDefaults
+from model_patches.loading.gguf_parts import model_name_of
 from model_patches.loading.load import LoadedModel, load_model
+from model_patches.loading.lora import check_adapter
+from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
@@ -133,6 +136,7 @@ def inspect(settings: Settings) -> InspectedModel:
         raise StartupError(str(error)) from error
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
+    _check_changes(settings, device, dtype)
     if geometry.is_scaled:
         logger.info(
             "requests run under the model's own plan, as its config has it: %s, factor %g",
@@ -155,12 +159,15 @@ def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
         )
-        loaded = load_model(folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
-        weight_bytes = loaded.model.get_memory_footprint()
+        loaded = load_unpatched(settings, inspected, folder)
+        num_bytes = weight_bytes(loaded.model)
         if settings.cpu_operators and device.type == "cpu":
             operators.load()
         model = PatchedModel(
-            loaded.model, inspected.policy.geometry, fuse=settings.cpu_operators, deterministic=settings.deterministic
+            loaded.model,
+            inspected.policy.geometry,
+            fuse=settings.cpu_operators and settings.quantization is None,  # they read unquantised weights
+            deterministic=settings.deterministic,
         )
     except ModelError as error:
         raise StartupError(str(error)) from error
@@ -173,7 +180,28 @@ def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights
         value_dim=model.value_dim,
         dtype=kv_dtype,
     )
-    return LoadedWeights(folder, loaded, model, shape, weight_bytes)
+    return LoadedWeights(folder, loaded, model, shape, num_bytes)
+
+
+def load_unpatched(settings: Settings, inspected: InspectedModel, folder: Path) -> LoadedModel:
+    """The model as transformers has it, with the adapter and the quantisation that the settings ask for.
+
+    Args:
+        settings: of the server.
+        inspected: what was made of them.
+        folder: of the model.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    return load_model(
+        folder,
+        dtype=inspected.dtype,
+        device=inspected.device,
+        trust_remote_code=settings.trust_remote_code,
+        adapter=settings.lora_adapter,
+        quantization=settings.quantization,
+    )
 
 
 def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
@@ -224,6 +252,16 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     )
 
 
+def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+    try:
+        if settings.lora_adapter is not None:
+            check_adapter(settings.lora_adapter)
+        if settings.quantization is not None:
+            check_quantization(settings.quantization, device, dtype)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+
+
 def _read_chat_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -251,7 +289,7 @@ def _name(model: str | None) -> str:
         return DEFAULT_MODEL_NAME
     path = Path(model).expanduser()
     if path.is_file():
-        return path.stem
+        return model_name_of(path)
     return path.resolve().name if path.is_dir() else model
 
 

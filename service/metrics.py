@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import psutil
 import torch
@@ -52,11 +52,27 @@ class Composition(NamedTuple):
         return cls(sum(step.values()), decoding, len({sequence.plan for sequence in step}))
 
 
-class Metrics:
-    """All metrics of one server."""
+class Observer(Protocol):
+    """Told of single sequences, on the engine's thread: must neither block nor raise."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def rerotated(self, rerotation: Rerotation, seconds: float) -> None:
+        """Keys of a sequence have been moved, which took so long."""
+
+    def ended(self, sequence: Sequence, event: FinishEvent) -> None:
+        """A sequence has ended; its request has not heard of it."""
+
+
+class Metrics:
+    """All metrics of one server.
+
+    Attributes:
+        registry: where they are.
+        observer: hears of each sequence; None for nobody.
+    """
+
+    def __init__(self, registry: CollectorRegistry, observer: Observer | None = None) -> None:
         self.registry = registry
+        self.observer = observer
         ProcessCollector(registry=registry)
         self.memory = MemoryCollector()
         registry.register(self.memory)
@@ -166,6 +182,8 @@ class Metrics:
         self.rerotations.inc()
         self.rerotated_tokens.inc(rerotation.tokens)
         self.rerotation_seconds.observe(seconds)
+        if self.observer is not None:
+            self.observer.rerotated(rerotation, seconds)
 
     def observe_token(self, sequence: Sequence, now: float) -> None:
         """Count one generated token; the sequence still holds the time of the one before it."""
@@ -186,6 +204,8 @@ class Metrics:
 
     def observe_end(self, sequence: Sequence, event: FinishEvent) -> None:
         """Count a request that has ended. Times of stages that it never reached are not observed."""
+        if self.observer is not None:
+            self.observer.ended(sequence, event)
         self.finished.labels(event.reason.value).inc()
         self.latency.observe(event.timing.total)
         if sequence.scheduled_time is not None:

@@ -34,6 +34,7 @@ from service.logs import LogFormat
 from service.scaling.options import LONGEST, Ladder, NativeRope, Wishes
 from service.scaling.wish import Growth, PrefixReuse
 
+Quantization = Literal["int8", "int4"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"]
 CacheDtype = Literal[Dtype, "int8", "fp8", "float8_e4m3fn"]
 ROPE_OPTIONS = {
@@ -99,18 +100,27 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for any free one")
     api_key: SecretStr | None = Field(
-        None, min_length=1, description="bearer key that every route but /health, /ready and /metrics asks for"
+        None,
+        min_length=1,
+        description="bearer key that every route of the API but /health, /ready and /metrics asks for",
     )
     api_key_file: Path | None = Field(
         None, description="file of more such keys, one a line, # begins a comment; read again on SIGHUP"
     )
     metrics_need_key: bool = Field(False, description="/metrics asks for a key too")
+    playground: bool = Field(True, description="serve a page to try the model at /; --no-playground: none")
     cors_origins: Annotated[tuple[Origin, ...] | None, NoDecode, BeforeValidator(_listed_origins)] = Field(
         None, description="origins whose pages may call the API (https://a.example,https://b.example), * for any"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Dtype = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
+    )
+    quantization: Quantization | None = Field(
+        None, description="of linear layers' weights, at start; int4 on CUDA only; needs the extra quant; default: none"
+    )
+    lora_adapter: Path | None = Field(
+        None, description="folder of a LoRA adapter in PEFT's format, merged at start; needs the extra lora"
     )
     cpu_operators: bool = Field(
         True, description="run on the C++ operators where there is a compiler; --no-cpu-operators: on torch's own"
@@ -210,6 +220,10 @@ class Settings(BaseSettings):
         300, gt=0, description="how long one step may take until /health asks for a restart"
     )
     shutdown_seconds: int = Field(30, ge=0, description="how long running requests may finish after SIGTERM")
+    otel: bool = Field(
+        False,
+        description="send traces and metrics where OpenTelemetry's variables (OTEL_...) say; needs the extra otel",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
     log_format: LogFormat = Field("text", description="how lines are logged; json: one object a line")
 

@@ -39,6 +39,7 @@ from service.metrics import Metrics
 from service.scaling.policy import Policy
 from service.scheduler.scheduler import Scheduler
 from service.settings import Settings
+from service.tracing.hook import UNTRACED, Tracing
 from tests.fakes import GEOMETRY, VOCABULARY, EngineUnderTest
 
 DEADLINE = 120.0  # seconds; a guard against hanging, never a measure
@@ -135,6 +136,7 @@ class HttpServer:
         metrics: of the server.
         load: as `create_app` takes it.
         wait_ready: False where a test looks at the time before.
+        tracing: of its requests.
         failures: what `load` raised.
     """
 
@@ -143,11 +145,12 @@ class HttpServer:
     metrics: Metrics
     load: Callable[[], LoadedServer]
     wait_ready: bool = True
+    tracing: Tracing = UNTRACED
     failures: list[Exception] = field(default_factory=list)
     loaded: LoadedServer | None = None
 
     def __enter__(self) -> Self:
-        self.app = create_app(self.settings, self.inspected, self.metrics, self._load, self._fail)
+        self.app = create_app(self.settings, self.inspected, self.metrics, self._load, self._fail, self.tracing)
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(self.app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=60)
         )

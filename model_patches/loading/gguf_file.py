@@ -1,52 +1,58 @@
-"""Reading what a GGUF file says about itself.
+"""Reading what a GGUF model says about itself.
 
 Knows the file's keys and the `gguf` package. Does not know transformers.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 
-_ONE_OF_MANY = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-
 
 class GgufFile:
-    """The metadata and the tensor table of one file; weights are mapped, not read.
+    """The metadata and the tensor table of one model; weights are mapped, not read.
 
-    Raises:
-        UnsupportedModelError: the file is one part of several.
-        DamagedModelError: it is not a GGUF file, or it is cut short.
+    Attributes:
+        path: of the first part, or of the only one.
+        parts: in order; the keys of the model are in the first.
+        metadata: the model's keys and their values.
     """
 
-    def __init__(self, path: Path) -> None:
-        if _ONE_OF_MANY.search(path.name):
-            raise UnsupportedModelError(
-                f"{path} is one part of a GGUF model in several files, which is not supported; "
-                "merge the parts first (llama-gguf-split --merge)"
-            )
-        try:
-            reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError) as error:
-            raise DamagedModelError(f"{path} is not a complete GGUF file ({error}); fetch it again") from error
-        self.path = path
-        self.metadata: Mapping[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        if self.metadata.get("split.count", 1) > 1:
-            raise UnsupportedModelError(f"{path} is one part of a GGUF model in several files; merge the parts first")
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """
+        Args:
+            paths: all parts of the model, in order; see `gguf_parts.parts_of`.
+
+        Raises:
+            UnsupportedModelError: a tensor of a type that the `gguf` package does not know, or a part whose name does
+                not say so.
+            DamagedModelError: a file that is not a GGUF file or is cut short, or parts that are not of one model.
+        """
+        self.path = paths[0]
+        self.parts = [_open(path) for path in paths]
+        self.metadata: Mapping[str, Any] = _contents(self.parts[0])
+        self._tensors = {tensor.name: tensor for part in self.parts for tensor in part.tensors}
+        _check_numbers(paths, self.parts)
         if "general.architecture" not in self.metadata:
-            raise DamagedModelError(f"{path} does not name its architecture (general.architecture)")
+            raise DamagedModelError(f"{self.path} does not name its architecture (general.architecture)")
+        expected, found = self.metadata.get("split.tensors.count"), len(self._tensors)
+        if expected not in (None, found):
+            raise DamagedModelError(f"the {len(paths)} parts of {self.path} hold {found} tensors, expected {expected}")
 
     @property
     def architecture(self) -> str:
         """llama.cpp's name for the model's family, such as "llama" or "qwen2"."""
         return str(self.metadata["general.architecture"])
+
+    @property
+    def tensor_types(self) -> Mapping[str, GGMLQuantizationType]:
+        """How each tensor is stored, by its name."""
+        return {name: tensor.tensor_type for name, tensor in self._tensors.items()}
 
     def of_architecture(self, key: str) -> Any | None:
         """The value under the architecture's own prefix: "rope.freq_base" → llama.rope.freq_base. None if absent."""
@@ -63,3 +69,33 @@ class GgufFile:
         """A tensor that is stored as float32, None if the file has none of that name."""
         found = self._tensors.get(tensor)
         return None if found is None else np.asarray(found.data, dtype=np.float32)
+
+
+def _open(path: Path) -> GGUFReader:
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:
+        if GGMLQuantizationType.__name__ in str(error):
+            raise UnsupportedModelError(f"{path} stores tensors in a way that is not known here: {error}") from error
+        raise DamagedModelError(f"{path} is not a complete GGUF file ({error}); fetch it again") from error
+
+
+def _contents(part: GGUFReader) -> dict[str, Any]:
+    return {key: field.contents() for key, field in part.fields.items()}
+
+
+def _check_numbers(paths: Sequence[Path], parts: Sequence[GGUFReader]) -> None:
+    for index, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        said = [part.fields[key].contents() if key in part.fields else None for key in ("split.no", "split.count")]
+        number, count = said
+        if (number or 0, count or 1) == (index, len(paths)):
+            continue
+        if len(paths) == 1:
+            raise UnsupportedModelError(
+                f"{path} is one of {count} parts of a GGUF model, but its name does not say which: "
+                f"give all of them back their names, {path.stem}-00001-of-{count:05}.gguf and so on"
+            )
+        raise DamagedModelError(
+            f"{path} is named part {index + 1} of {len(paths)} of a GGUF model, "
+            f"but says that it is part {(number or 0) + 1} of {count or 1}"
+        )

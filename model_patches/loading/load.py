@@ -14,6 +14,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.checkpoint import check_config, check_weights, read_config
 from model_patches.loading.generation import GenerationDefaults, read_generation_defaults
+from model_patches.loading.lora import check_adapter, merge_adapter
+from model_patches.loading.quantize import Quantization, check_quantization, quantize
 from model_patches.loading.quiet import quiet_transformers
 from model_patches.loading.weights import load_weights, stand_in_config
 
@@ -36,15 +38,34 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
+    adapter: Path | None = None,
+    quantization: Quantization | None = None,
 ) -> LoadedModel:
     """Load a folder that has config.json, safetensors and a tokenizer. Reads nothing from the network.
 
+    Args:
+        folder: of the model.
+        dtype: of weights and activations.
+        device: where the model will be.
+        trust_remote_code: whether Python code in the folder may run.
+        adapter: folder of a LoRA adapter that is merged into the weights.
+        quantization: of the weights, after that.
+
     Raises:
-        UnsupportedModelError: the model is of a kind that is refused; see `checkpoint`.
-        ModelNotFoundError: the folder has no config.json or no weights.
+        UnsupportedModelError: the model, the adapter or the quantisation is refused; see `checkpoint`, `lora` and
+            `quantize`.
+        ModelNotFoundError: the folder has no config.json or no weights, or there is no adapter.
         DamagedModelError: files that cannot be read or used, or weights that are missing.
     """
+    if adapter is not None:
+        check_adapter(adapter)
+    if quantization is not None:
+        check_quantization(quantization, device, dtype)
     config = read_config(folder)
     check_config(config, trust_remote_code=trust_remote_code)
     check_weights(folder)
@@ -60,6 +81,10 @@ def load_model(
             local_files_only=True,
             trust_remote_code=trust_remote_code,
         )
+    if adapter is not None:
+        merge_adapter(model, adapter)
+    if quantization is not None:
+        quantize(model, quantization)
     model.requires_grad_(False)
     model.eval()
     generation = read_generation_defaults(folder, config, tokenizer.eos_token_id)

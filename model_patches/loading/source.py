@@ -19,6 +19,7 @@ from model_patches.errors import ModelNotFoundError
 from model_patches.loading.cache import build_once
 from model_patches.loading.convert import convert_gguf
 from model_patches.loading.embedded import DEFAULT_MODEL_NAME, default_model_folder
+from model_patches.loading.gguf_parts import model_name_of, parts_of
 from model_patches.loading.version import CONVERTER_VERSION
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -43,8 +44,8 @@ def resolve_model(
     """The Hugging Face folder behind a name. May download from the hub, and may convert a GGUF file once.
 
     Args:
-        name: a folder, a .gguf file or a hub name; None or its own name for the embedded default, which is not
-            downloaded here.
+        name: a folder, a .gguf file (any part of several) or a hub name; None or its own name for the embedded default,
+            which is not downloaded here.
         cache_dir: where converted models are kept.
         revision: branch, tag or commit of a hub name.
         trust_remote_code: also fetch the Python code that a hub model brings.
@@ -102,11 +103,13 @@ def _model_folder(path: Path) -> Path:
 def _converted_gguf(path: Path, cache_dir: Path) -> Path:
     if path.suffix.lower() != ".gguf":
         raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
-    file = path.resolve()
-    facts = file.stat()
-    identity = f"{file}\n{facts.st_size}\n{facts.st_mtime_ns}\n{CONVERTER_VERSION}"
-    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return build_once(cache_dir / "models" / f"{file.stem}-{key}", lambda folder: convert_gguf(file, folder))
+    files = [part.resolve() for part in parts_of(path)]
+    facts = [(file, file.stat()) for file in files]
+    identity = [f"{file}\n{stat.st_size}\n{stat.st_mtime_ns}" for file, stat in facts]
+    key = hashlib.sha256("\n".join([*identity, str(CONVERTER_VERSION)]).encode()).hexdigest()[:16]
+    return build_once(
+        cache_dir / "models" / f"{model_name_of(files[0])}-{key}", lambda folder: convert_gguf(path, folder)
+    )
 
 
 def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:

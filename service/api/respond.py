@@ -19,6 +19,7 @@ from service.api.state import Server
 from service.core import FinishEvent, FinishReason, PromptEvent, TokenEvent
 from service.engine.handle import ChoiceEvent, RequestHandle
 from service.errors import CancelledError, DeadlineError, GenerationError
+from service.tracing.hook import follow
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold tokens back
 KEEPALIVE = format_sse_event(comment="keep-alive")
@@ -47,6 +48,7 @@ async def respond(
         GenerationError, CancelledError, DeadlineError: a choice ended badly, and with it the request; in a stream that
             is the last event instead.
     """
+    follow(request.scope, handle, choices_per_prompt=choices_per_prompt)
     policy, choices = server.inspected.policy, len(handle.sequences)
     header = Header(handle.request_id, server.inspected.name, policy.native_length, choices, choices_per_prompt)
     if stream:

@@ -268,6 +268,18 @@ class RungInfo(BaseModel):
     max_length: int
 
 
+class PairInfo(BaseModel):
+    """A pair of rotated dimensions, unscaled and under the plan."""
+
+    wavelength: float = Field(description="tokens in which it turns once, unscaled")
+    rotations: float = Field(description="its turns in the length that it was trained on, unscaled")
+    plan_wavelength: float = Field(description="tokens in which it turns once under the plan")
+    kind: str = Field(
+        description="kept: as unscaled; interpolated: slowed down by the factor or more; blended: between; "
+        "divided by ...: by a number of its own"
+    )
+
+
 class PlanResponse(BaseModel):
     """Answer of POST /v1/rope/plan, and what `ropewalk plan --json` prints."""
 
@@ -289,7 +301,7 @@ class PlanResponse(BaseModel):
     rungs: list[RungInfo] = Field(description="the plan that it starts under, then those that it grows through")
     ladder: list[RungInfo] = Field(description="the server's rungs")
     local: dict[str, Any] | None = Field(description="the rotation of layers with a window, where they have their own")
-    pairs: list[dict[str, Any]] = Field(description="each pair of dimensions, fastest first")
+    pairs: list[PairInfo] = Field(description="each pair of dimensions, fastest first")
 
 
 class ErrorBody(BaseModel):

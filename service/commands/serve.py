@@ -16,13 +16,15 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.datastructures import State
 
-from service import build, logs
+from service import build, logs, process
 from service.app import create_app
 from service.cli import load_settings, naming_sources
 from service.http_protocol import ImpatientProtocol
 from service.listening import listening, url_of
 from service.metrics import Metrics
 from service.settings import Settings
+from service.tracing.hook import UNTRACED
+from service.tracing.start import start
 
 logger = logging.getLogger(__name__)
 
@@ -114,14 +116,20 @@ def serve(arguments: Mapping[str, Any]) -> None:
     with naming_sources(arguments, settings):
         inspected = build.inspect(settings)
     disable_created_metrics()
-    metrics = Metrics(CollectorRegistry())
+    telemetry = start(inspected.name) if settings.otel else None
+    metrics = Metrics(CollectorRegistry(), None if telemetry is None else telemetry.journal)
     failures: list[Exception] = []
 
     def stop(error: Exception) -> None:
         failures.append(error)
         uvicorn_server.should_exit = True
 
-    app = create_app(settings, inspected, metrics, lambda: build.load(settings, inspected, metrics), stop)
+    def load() -> build.LoadedServer:
+        loaded = build.load(settings, inspected, metrics)
+        process.settle()
+        return loaded
+
+    app = create_app(settings, inspected, metrics, load, stop, telemetry or UNTRACED)
     uvicorn_server = DrainingServer(
         uvicorn.Config(
             app,

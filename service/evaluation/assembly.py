@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model_patches.loading.load import load_model
+from model_patches.loading.lora import CONFIG
 from service import build
 from service.build import InspectedModel
 from service.cache.pages import PageAllocator
@@ -65,6 +65,8 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
     identity = {
         "ropewalk": version("ropewalk"),
         "weights": fingerprint(weights.folder),
+        "lora_adapter": None if settings.lora_adapter is None else fingerprint(settings.lora_adapter, CONFIG),
+        "quantization": settings.quantization,
         "device": device.type,
         "dtype": str(dtype),
         "kv_dtype": str(shape.dtype),
@@ -73,18 +75,18 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
     }
 
     def reference() -> UnrotatedModel:
-        again = load_model(weights.folder, dtype=dtype, device=device, trust_remote_code=settings.trust_remote_code)
+        again = build.load_unpatched(settings, inspected, weights.folder)
         return UnrotatedModel(again.model, policy.geometry)
 
     return Assembly(driver, tokenizer, cache(reference), identity)
 
 
-def fingerprint(folder: Path) -> str:
-    """What tells a model folder from another, and from itself after a change: its config, and the names, sizes and
-    times of its other files."""
-    summed = hashlib.sha256((folder / "config.json").read_bytes())
+def fingerprint(folder: Path, config: str = "config.json") -> str:
+    """What tells a folder from another, and from itself after a change: its config, and the names, sizes and times of
+    its other files."""
+    summed = hashlib.sha256((folder / config).read_bytes())
     for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name != "config.json":
+        if file.is_file() and file.name != config:
             facts = file.stat()
             summed.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return summed.hexdigest()[:16]

@@ -8,7 +8,8 @@ from service.parser import at_least
 
 MEASURE_NAMES = ("guard", "nll", "sliding", "decode", "passkey", "needle", "needles", "key-value", "entropy")
 SETTINGS = (
-    *("revision", "trust_remote_code", "device", "dtype", "native_length", "max_model_len", "native_rope"),
+    *("revision", "trust_remote_code", "device", "dtype", "quantization", "lora_adapter"),
+    *("native_length", "max_model_len", "native_rope"),
     *("rope_policy", "rope_scheme", "rope_ladder", "growth_refresh_tokens"),
     *("kv_cache_memory", "kv_cache_dtype", "max_batch_tokens"),
 )

@@ -13,7 +13,7 @@ DEPLOY = ROOT / "deploy"
 DOCS = ROOT / "docs"
 PROMETHEUS = DEPLOY / "prometheus"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ("cpu", "nvidia", "autoscale", "monitoring", "gateway")
+OVERLAYS = ("cpu", "nvidia", "autoscale", "monitoring", "tracing", "gateway")
 
 
 def documents(path: Path) -> list[Any]:

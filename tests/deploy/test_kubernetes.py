@@ -2,10 +2,12 @@
 limits. Knows the manifests; needs no cluster."""
 
 import functools
+import re
 import shutil
 import subprocess
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -14,7 +16,7 @@ from service.settings import Settings
 from tests.deploy.files import KUBERNETES, OVERLAYS, documents, settings_of
 
 OLDEST_KUBERNETES = "1.30"
-NEWEST_KUBERNETES = "1.34"
+NEWEST_KUBERNETES = "1.37"
 CUSTOM_KINDS = {"ScaledObject", "PodMonitor", "PrometheusRule", "InferencePool", "HTTPRoute"}
 SECONDS_TO_START = 600
 
@@ -89,7 +91,6 @@ def test_an_overlay_keeps_the_graces(overlay: str) -> None:
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, NEWEST_KUBERNETES])
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubernetes_accepts_every_object(overlay: str, version: str) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
     kinds = set()
     for item in rendered(overlay):
         if item["kind"] not in CUSTOM_KINDS:
@@ -227,6 +228,25 @@ def test_prometheus_finds_the_pods_and_may_come_in() -> None:
     assert labels[one("monitoring", "PodMonitor")["spec"]["jobLabel"]] == "ropewalk"  # what the rules select
     policy = one("monitoring", "NetworkPolicy", "ropewalk-monitoring")["spec"]
     assert everyone_selected(policy["podSelector"], labels)
+
+
+@long
+def test_a_traced_server_knows_its_collector_and_may_reach_it() -> None:
+    given = settings("tracing")
+    assert given["ROPEWALK_OTEL"] == "true"
+    service, namespace, port = re.findall(r"^http://(\w+)\.(\w+):(\d+)$", given["OTEL_EXPORTER_OTLP_ENDPOINT"])[0]
+    assert service == "collector"
+    policy = one("tracing", "NetworkPolicy", "ropewalk-tracing")["spec"]
+    labels = one("tracing", "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert everyone_selected(policy["podSelector"], labels)
+    (rule,) = policy["egress"]
+    assert rule["ports"] == [{"port": int(port)}]
+    assert everyone_selected(rule["to"][0]["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
+    variables = {variable["name"]: variable for variable in container("tracing")["env"]}
+    named = re.findall(r"\$\((\w+)\)", variables["OTEL_RESOURCE_ATTRIBUTES"]["value"])
+    order = list(variables)
+    assert named
+    assert all(order.index(name) < order.index("OTEL_RESOURCE_ATTRIBUTES") for name in named)
 
 
 @long

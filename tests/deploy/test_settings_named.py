@@ -38,7 +38,7 @@ def test_a_flag_in_the_docs_exists(path: Path) -> None:
 def test_a_flag_in_a_comment_exists(path: Path) -> None:
     comments = re.findall(r"(?:^|\s)#(?! *(?:docker|kubectl)\b)(.*)$", path.read_text(encoding="utf-8"), re.M)
     named = {flag for comment in comments for flag in re.findall(r"(?<![\w-])--[a-z-]*[a-z]\b", comment)}
-    assert named - FLAGS - {"--from-file", "--build"} == set()
+    assert named - FLAGS - {"--from-file", "--build", "--build-arg"} == set()
 
 
 def test_the_settings_of_a_cluster_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

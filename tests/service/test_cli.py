@@ -105,11 +105,12 @@ class TestPrecedence:
     def test_every_setting_is_an_option_and_a_variable(
         self, served: Served, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        values = {"trust_remote_code": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
+        values = {"trust_remote_code": "true", "otel": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
         values |= {"native_rope": "config", "prefix_reuse": "rerotate", "rope_requests_may_choose": "scheme,mode"}
         values |= {"cpu_operators": "false", "deterministic": "true", "num_speculative_tokens": "7"}
         values |= {"metrics_need_key": "true", "cors_origins": "https://a.example", "log_format": "json"}
         values |= {"prefix_caching": "false", "kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
+        values |= {"playground": "false", "quantization": "int8"}
         value = values.get(name, "77")
         if name in ("metrics_need_key", "max_requests_per_key"):
             monkeypatch.setenv("ROPEWALK_API_KEY", "k")

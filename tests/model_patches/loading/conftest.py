@@ -67,7 +67,10 @@ def tiny_folder(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_gguf(tiny_model: LlamaForCausalLM, tmp_path: Path) -> TinyGguf:
-    """Writes the model as a GGUF file; `metadata` adds keys or replaces them, `without` leaves tensors out."""
+    """Writes the model as a GGUF file, or in parts of so many tensors, and returns the first file.
+
+    `metadata` adds keys or replaces them, `without` leaves a tensor out, `stored_as` quantises what matrices it can.
+    """
 
     def write(
         name: str = "tiny.gguf",
@@ -77,19 +80,25 @@ def tiny_gguf(tiny_model: LlamaForCausalLM, tmp_path: Path) -> TinyGguf:
         metadata: Mapping[str, Any] | None = None,
         tensors: Mapping[str, NDArray[np.float32]] | None = None,
         without: str | None = None,
+        tensors_per_part: int = 0,
+        stored_as: gguf.GGMLQuantizationType | None = None,
     ) -> Path:
         path = tmp_path / name
-        writer = gguf.GGUFWriter(path, architecture)
+        writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
         for key, value in ({**_metadata(architecture), **(metadata or {})}).items():
             _add(writer, key, value)
         for key, weights in {**_tensors(model or tiny_model, architecture), **(tensors or {})}.items():
-            if key != without:
+            if key == without:
+                continue
+            if stored_as is None or weights.ndim == 1 or weights.shape[-1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
                 writer.add_tensor(key, weights)
+            else:
+                writer.add_tensor(key, gguf.quantize(weights, stored_as), raw_dtype=stored_as)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path
+        return path if tensors_per_part == 0 else min(tmp_path.glob(f"{path.stem}-00001-of-*.gguf"))
 
     return write
 
@@ -138,14 +147,26 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known.get(architecture, gguf.MODEL_ARCH.LLAMA), LAYERS)
-    stored = {}
+    stored: dict[str, NDArray[np.float32]] = {}
     for key, weights in model.state_dict().items():
         if key == "lm_head.weight":
             continue
+        if weights.ndim == 3:
+            stored |= _experts(key, weights.float().numpy())
+            continue
         module, kind = key.rsplit(".", 1)
-        values = weights.float().numpy()
+        values = weights.float().squeeze().numpy()  # as llama.cpp's converter does
         stored[f"{names.get_name(module)}.{kind}"] = _interleaved(key, values) if architecture == "llama" else values
     return stored
+
+
+def _experts(name: str, values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """llama.cpp keeps apart the gates and the ups that transformers joins."""
+    layer = name.split(".")[2]
+    if name.endswith("down_proj"):
+        return {f"blk.{layer}.ffn_down_exps.weight": values}
+    gates, ups = np.split(values, 2, axis=1)
+    return {f"blk.{layer}.ffn_gate_exps.weight": gates, f"blk.{layer}.ffn_up_exps.weight": ups}
 
 
 def _interleaved(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.convert import convert_gguf
@@ -18,6 +27,18 @@ from model_patches.loading.load import load_model, load_tokenizer
 
 TinyGguf = Callable[..., Path]
 CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {
+    **{"vocab_size": 265, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
+    **{
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+    },
+}
+WIDE_HEADS: dict[str, Any] = {"head_dim": 16}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
 
 
 def test_converted_weights_are_the_models_own(
@@ -32,32 +53,39 @@ def test_converted_weights_are_the_models_own(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config", "model_class", "head_dim"),
-    [("qwen2", Qwen2Config, Qwen2ForCausalLM, 8), ("qwen3", Qwen3Config, Qwen3ForCausalLM, 16)],
+    ("architecture", "config", "keys"),
+    [
+        ("qwen2", Qwen2Config(**SHAPE), {"attention.key_length": 8}),
+        ("qwen3", Qwen3Config(**SHAPE, **WIDE_HEADS), {"attention.key_length": 16}),
+        ("phi3", Phi3Config(**SHAPE, sliding_window=24, pad_token_id=0), {"attention.sliding_window": 24}),
+        (
+            "qwen2moe",
+            Qwen2MoeConfig(**SHAPE, **EXPERTS, shared_expert_intermediate_size=40),
+            {**EXPERT_KEYS, "expert_shared_feed_forward_length": 40},
+        ),
+        (
+            "qwen3moe",
+            Qwen3MoeConfig(**SHAPE, **EXPERTS, **WIDE_HEADS, norm_topk_prob=True),
+            {**EXPERT_KEYS, "attention.key_length": 16},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_families_are_converted_too(
-    tiny_gguf: TinyGguf, tmp_path: Path, architecture: str, config: Any, model_class: Any, head_dim: int
+def test_other_families_compute_what_they_did_before(
+    tiny_gguf: TinyGguf, tmp_path: Path, architecture: str, config: PreTrainedConfig, keys: dict[str, Any]
 ) -> None:
-    model = model_class(
-        config(
-            vocab_size=265,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=head_dim,
-            tie_word_embeddings=True,
-        )
-    )
-    for number, parameter in enumerate(model.parameters()):
-        parameter.data = torch.full_like(parameter, number).bfloat16()
-    widths = {f"{architecture}.attention.key_length": head_dim, f"{architecture}.rope.dimension_count": None}
-    convert_gguf(tiny_gguf(architecture=architecture, model=model, metadata=widths), tmp_path)
-    loaded = load_model(tmp_path, dtype=torch.bfloat16, device=CPU)
-    assert loaded.config["architectures"] == [type(loaded.model).__name__] == [model_class.__name__]
-    for name, weights in model.named_parameters():
-        assert torch.equal(loaded.model.get_parameter(name), weights), name
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape).mul(0.2).bfloat16().float()
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items()}
+    metadata[f"{architecture}.rope.dimension_count"] = None
+    convert_gguf(tiny_gguf(architecture=architecture, model=model, metadata=metadata), tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.float32, device=CPU)
+    assert loaded.config["architectures"] == [type(loaded.model).__name__] == [type(model).__name__]
+    tokens = torch.arange(60)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_heads_of_several_widths_are_refused(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
@@ -162,15 +190,25 @@ def test_experts_under_a_dense_name_are_refused(tiny_gguf: TinyGguf, tmp_path: P
         convert_gguf(tiny_gguf(metadata={"llama.expert_count": 8}), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["big-00001-of-00003.gguf", "big-00002-of-00003.GGUF"])
-def test_a_part_of_several_files_is_refused(tiny_gguf: TinyGguf, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=name):
-        convert_gguf(tiny_gguf(name), tmp_path)
+def test_a_type_that_cannot_be_unpacked_is_refused_by_its_name(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    path = tiny_gguf(tensors={"blk.0.attn_q.weight": np.zeros((32, 32), dtype=np.float64)})
+    with pytest.raises(
+        UnsupportedModelError, match=r"blk\.0\.attn_q\.weight as F64.*what can is BF16, F16, F32,.*Q4_K"
+    ):
+        convert_gguf(path, tmp_path)
 
 
-def test_a_renamed_part_is_refused_too(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="several files"):
-        convert_gguf(tiny_gguf(metadata={"split.count": 3}), tmp_path)
+def test_a_type_without_a_name_is_refused_and_not_called_damage(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    path = tiny_gguf()
+    content = bytearray(path.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    place = content.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions, and two of them
+    content[place : place + 4] = (9999).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(
+        UnsupportedModelError, match=r"tiny\.gguf stores tensors in a way that is not known here: .*9999"
+    ):
+        convert_gguf(path, tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.2, 0.9])

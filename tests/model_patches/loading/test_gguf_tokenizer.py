@@ -24,7 +24,7 @@ def tokenizer_of(tiny_gguf: TinyGguf, tmp_path: Path) -> TokenizerOf:
 
     def make(**metadata: Any) -> PreTrainedTokenizerBase:
         path = tiny_gguf(metadata={f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
-        tokenizer_from_gguf(path, GgufFile(path).metadata).save_pretrained(tmp_path / "folder")
+        tokenizer_from_gguf(path, GgufFile([path]).metadata).save_pretrained(tmp_path / "folder")
         return load_tokenizer(tmp_path / "folder")
 
     return make

@@ -26,7 +26,6 @@ CLOSED = [
     ("GET", "/v1/models/fake-model"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
-    ("GET", "/"),
     ("GET", "/no/such/path"),
     ("GET", "/metrics/"),
     ("GET", "/health/../v1/models"),

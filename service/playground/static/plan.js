@@ -1,0 +1,47 @@
+// The plan in words: its name, the server's reason and what becomes of the pairs.
+
+import { count, show } from "./format.js";
+import { draw, markIcon, unscaledIcon } from "./picture.js";
+
+const KINDS = {
+  kept: "kept",
+  blended: "blended",
+  interpolated: "interpolated",
+  divided: "divided by its own number",
+};
+
+const kindOf = (pair) => (pair.kind in KINDS ? pair.kind : "divided");
+
+export const planName = ({ scheme, factor }) =>
+  scheme === "default" ? "Unscaled" : `${scheme} × ${Number(factor.toFixed(3))}`;
+
+function entry(icon, text) {
+  const item = document.createElement("li");
+  item.append(icon, text);
+  return item;
+}
+
+/** Show a plan as `POST /v1/rope/plan` tells it. */
+export function showPlan(plan) {
+  show("plan-name", planName(plan));
+  show("covers", `covers ${count(plan.plan_max_length)} tokens`);
+  show("reason", plan.reason);
+  const pairs = plan.pairs.map((pair) => ({ ...pair, kind: kindOf(pair) }));
+  const told = Object.keys(KINDS)
+    .map((kind) => ({ kind, number: pairs.filter((pair) => pair.kind === kind).length }))
+    .filter(({ number }) => number > 0);
+  document.getElementById("legend").replaceChildren(
+    ...told.map(({ kind, number }) => entry(markIcon(kind), `${number} ${KINDS[kind]}`)),
+    entry(unscaledIcon(), "unscaled"),
+  );
+  const length = plan.prompt_tokens + plan.max_tokens;
+  const summary = told.map(({ kind, number }) => `${number} ${KINDS[kind]}`).join(", ");
+  draw({
+    pairs,
+    nativeLength: plan.native_length,
+    length,
+    label:
+      `Wavelengths of ${pairs.length} pairs of dimensions under ${planName(plan)}: ${summary}. ` +
+      `Native length ${count(plan.native_length)} tokens, this request ${count(length)}.`,
+  });
+}
