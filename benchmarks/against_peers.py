@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -332,6 +333,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so end the servers too
     machine = limits()
     measured, costs = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
