@@ -11,7 +11,7 @@ from tests.deploy.files import DEPLOY, DOCS, KUBERNETES, ROOT, documents, settin
 
 FILES = sorted(
     path
-    for path in [ROOT / "Dockerfile", *DEPLOY.rglob("*"), *DOCS.rglob("*")]
+    for path in [ROOT / "Dockerfile", *DEPLOY.rglob("*"), *DOCS.glob("*.md")]
     if path.is_file() and path.suffix != ".pyc"
 )
 VARIABLES = {f"ROPEWALK_{name.upper()}" for name in Settings.model_fields} | {"ROPEWALK_CACHE"}
