@@ -144,8 +144,7 @@ def _config_of(file: GgufFile) -> PreTrainedConfig:
     config.architectures = [GGUF_ARCHITECTURES[file.architecture]]
     config.head_dim = _head_dim(file)
     config.pad_token_id = None  # by default it is another model's, maybe beyond this vocabulary; nothing is padded
-    # The reader looks for an output matrix in the one file that it is given, and misses the keys below.
-    config.tie_word_embeddings = "output.weight" not in file.tensor_types
+    # What follows the reader leaves at its classes' defaults.
     if hasattr(config, "sliding_window"):
         config.sliding_window = file.of_architecture("attention.sliding_window")
     if file.architecture in _MIXTURES:

@@ -22,8 +22,6 @@ def check_quantization(kind: Quantization, device: torch.device, dtype: torch.dt
     Raises:
         UnsupportedModelError: torchao is not installed, or has no kernel for the device or the dtype.
     """
-    if find_spec("torchao") is None:
-        raise UnsupportedModelError(f"quantization {kind} needs the extra quant: pip install 'ropewalk[quant]'")
     if kind == "int4" and device.type == "cpu":
         raise UnsupportedModelError(
             "quantization int4 does not run on a CPU: torchao's int4 weights have no kernel there; use int8, or no "
@@ -33,6 +31,8 @@ def check_quantization(kind: Quantization, device: torch.device, dtype: torch.dt
         raise UnsupportedModelError(
             f"quantization int4 needs dtype bfloat16, which its kernel multiplies; it is {dtype}"
         )
+    if find_spec("torchao") is None:
+        raise UnsupportedModelError(f"quantization {kind} needs the extra quant: pip install 'ropewalk[quant]'")
 
 
 def quantize(model: nn.Module, kind: Quantization) -> None:

@@ -9,7 +9,6 @@ import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import save_file
 
-from model_patches.loading import quantize
 from model_patches.loading.load import load_model
 from model_patches.loading.lora import CONFIG, WEIGHTS
 from service import build
@@ -80,9 +79,8 @@ def test_a_server_starts_with_an_adapter(
     ],
 )
 def test_what_cannot_be_done_to_weights_is_told_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch, embedded_model_folder: Path, changes: dict[str, Any], said: str
+    embedded_model_folder: Path, changes: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr(quantize, "find_spec", lambda _: "found")
     with pytest.raises(StartupError, match=said):
         inspect(settings_for(embedded_model_folder, **changes))
 
