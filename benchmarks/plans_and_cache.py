@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Rig:
         scheduler = Scheduler(self.pages, max_running=64, max_batch_tokens=512, prefix_caching=prefix_caching)
         tokenizer = self.loaded.tokenizer.backend_tokenizer
         return Engine(
-            self.runner, scheduler, lambda: Detokenizer(tokenizer), Metrics(CollectorRegistry()), self.page_bytes
+            self.runner, scheduler, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()), self.page_bytes
         )
 
     def sequence(self, prompt: list[int], max_tokens: int, wish: RopeWish | None = None) -> Sequence:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from model_patches.geometry import Layout
-from model_patches.pages import KeyValuePages
+from model_patches.kernels import ops
+from model_patches.pages import KeyValuePages, PagedTensor
 from model_patches.plan import PositionPlan
 
 PAGES_AT_A_TIME = 1024  # bounds what is held in float32: 16,384 tokens of one layer with pages of 16
@@ -54,7 +55,7 @@ def rerotate(
         local_layers: numbers of the layers whose keys no plan rotates; they are only copied.
     """
     for start in range(0, len(pages.sources), PAGES_AT_A_TIME):
-        some = PagesToMove(*(column[start : start + PAGES_AT_A_TIME] for column in pages))
+        some = PagesToMove(*(column[start : start + PAGES_AT_A_TIME].contiguous() for column in pages))
         cos, sin = _waves(some.numbers, layers[0].keys.data.shape[1], old, new)
         copied = some.sources != some.targets
         sources, targets = some.sources[copied], some.targets[copied]
@@ -62,27 +63,39 @@ def rerotate(
             if number in local_layers:
                 layer.keys.copy(sources, targets)
             else:
-                keys = layer.keys.load(some.sources)
-                _rotate(keys[..., offset : offset + 2 * cos.shape[-1]], cos, sin, layout)
-                layer.keys.store(some.targets, keys)
+                _rotate_pages(layer.keys, some, cos, sin, layout, offset)
             layer.values.copy(sources, targets)
 
 
 def _waves(
     numbers: torch.Tensor, page_size: int, old: PositionPlan, new: PositionPlan
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of (θ2 − θ1)·p, times m2/m1, each float32 [n, page_size, 1, pairs]."""
+    """cos and sin of (θ2 − θ1)·p, times m2/m1, each float32 [n, page_size, pairs]."""
     device = numbers.device
     positions = numbers[:, None] * page_size + torch.arange(page_size, device=device)
     turn = torch.tensor(new.inv_freq, dtype=torch.float64) - torch.tensor(old.inv_freq, dtype=torch.float64)
-    angles = positions.to(torch.float64)[..., None, None] * turn.to(device)
+    angles = positions.to(torch.float64)[..., None] * turn.to(device)
     factor = new.attention_factor / old.attention_factor
     return (angles.cos() * factor).to(torch.float32), (angles.sin() * factor).to(torch.float32)
+
+
+def _rotate_pages(
+    keys: PagedTensor, pages: PagesToMove, cos: torch.Tensor, sin: torch.Tensor, layout: Layout, offset: int
+) -> None:
+    """One layer's keys: by the C++ operator where it takes them, else by torch."""
+    if keys.scales is None and ops.supports(keys.data.device, keys.dtype, keys.dtype) and ops.are_loaded():
+        interleaved = layout == "interleaved"
+        ops.rerotate(keys, pages.sources, pages.targets, cos, sin, offset=offset, interleaved=interleaved)
+        return
+    content = keys.load(pages.sources)
+    _rotate(content[..., offset : offset + 2 * cos.shape[-1]], cos, sin, layout)
+    keys.store(pages.targets, content)
 
 
 def _rotate(rotated: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: Layout) -> None:
     """Rotate every pair in place; `rotated` is float32 [n, page_size, kv_heads, rotary_dim]."""
     pairs = cos.shape[-1]
+    cos, sin = cos[:, :, None], sin[:, :, None]
     if layout == "half":
         first, second = rotated[..., :pairs], rotated[..., pairs:]
     else:

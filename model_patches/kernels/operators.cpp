@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -121,6 +122,21 @@ void rotary_operator(const at::Tensor& query, const at::Tensor& key, const at::T
                    value_pages, to);
 }
 
+void rerotate_operator(const at::Tensor& keys, const at::Tensor& sources, const at::Tensor& targets, const at::Tensor& cos,
+                       const at::Tensor& sin, std::int64_t offset, bool interleaved) {
+  const PagedRows pages = pages_of(keys, std::nullopt);
+  TORCH_CHECK(pages.number != Number::int8, "keys that are kept as int8 are not re-rotated in place");
+  const std::int64_t moved = sources.numel(), pairs = cos.size(-1);
+  TORCH_CHECK(offset >= 0 && offset + 2 * pairs <= pages.dim, "heads are smaller than what is rotated");
+  const auto* const from = numbers_of<std::int64_t>(sources, at::kLong, {moved}, "sources");
+  const auto* const to = numbers_of<std::int64_t>(targets, at::kLong, {moved}, "targets");
+  for (std::int64_t i = 0; i < moved; ++i)
+    TORCH_CHECK(std::min(from[i], to[i]) >= 0 && std::max(from[i], to[i]) < keys.size(0), "page ", from[i], " or ", to[i],
+                " is outside the pool");
+  rerotate(moved, pages, from, to, numbers_of<float>(cos, at::kFloat, {moved, pages.page_size, pairs}, "cos"),
+           numbers_of<float>(sin, at::kFloat, {moved, pages.page_size, pairs}, "sin"), pairs, offset, interleaved);
+}
+
 void limit_operator(std::int64_t level) {
   TORCH_CHECK(level >= 0 && level <= static_cast<std::int64_t>(Level::amx), "no such level");
   limit_level(static_cast<Level>(level));
@@ -141,6 +157,9 @@ TORCH_LIBRARY_FRAGMENT(ropewalk, library) {
       "slots, "
       "Tensor(a!) keys, Tensor(b!)? key_scales, Tensor(c!) values, Tensor(d!)? value_scales, Tensor(e!) rotated) -> "
       "()");
+  library.def(
+      "rerotate(Tensor(a!) keys, Tensor sources, Tensor targets, Tensor cos, Tensor sin, int offset, bool interleaved) -> "
+      "()");
   library.def("limit_level(int level) -> ()", limit_operator);
   library.def("current_level() -> int", level_operator);
 }
@@ -148,6 +167,7 @@ TORCH_LIBRARY_FRAGMENT(ropewalk, library) {
 TORCH_LIBRARY_IMPL(ropewalk, CPU, library) {
   library.impl("paged_attention", attention_operator);
   library.impl("rotate_and_write", rotary_operator);
+  library.impl("rerotate", rerotate_operator);
 }
 
 }  // namespace ropewalk

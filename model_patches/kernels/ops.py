@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import torch
 
-from model_patches.pages import KeyValuePages
+from model_patches.pages import KeyValuePages, PagedTensor
 
 _ROWS = (torch.float32, torch.bfloat16)
 _KEPT = (torch.float32, torch.bfloat16, torch.int8)
@@ -182,3 +182,30 @@ def draw(
     """
     tokens: torch.Tensor = torch.ops.ropewalk.draw(probabilities, top_k, top_p, min_p, draws)
     return tokens
+
+
+def rerotate(
+    keys: PagedTensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    offset: int = 0,
+    interleaved: bool = False,
+) -> None:
+    """Rotate the keys of whole pages once more, in float32, rounded once.
+
+    Args:
+        keys: float32 or bfloat16.
+        sources: int64 [n], the pages to read.
+        targets: int64 [n], the pages to write; one that differs from its source is no source itself.
+        cos: float32 [n, page_size, pairs].
+        sin: likewise.
+        offset: the first rotated dimension of a key; those that are not rotated are copied.
+        interleaved: whether dimension 2i is rotated with 2i + 1, not i with i + pairs, counted from `offset`.
+
+    Raises:
+        RuntimeError: shapes or types do not fit each other, or a page is outside the pool.
+    """
+    torch.ops.ropewalk.rerotate(keys.data, sources, targets, cos, sin, offset, interleaved)

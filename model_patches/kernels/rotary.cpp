@@ -1,9 +1,10 @@
-// Rotation of queries and keys, and the way into the pages: which thread does which tokens.
+// Rotation of queries and keys, the way into the pages and from one page to another: which thread does which tokens.
 #include "rotary.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "rotary_kernels.h"
@@ -59,6 +60,28 @@ void rotate_and_write(Int tokens, const Rows& query, const Rows& key, const Rows
         kernels.keep(numbers, keys, row);
         kernels.rotate(head_of(value, token, head), value.number, value.dim, c, s, 0, interleaved, numbers);
         kernels.keep(numbers, values, row);
+      }
+    }
+  });
+}
+
+void rerotate(Int moved, const PagedRows& keys, const Int* sources, const Int* targets, const float* cos, const float* sin,
+              Int pairs, Int offset, bool interleaved) {
+  const RotaryKernels& kernels = kernels_of(current_level());
+  const Int bytes = keys.number == Number::float32 ? 4 : 2, rotated = 2 * pairs;
+  const Int page_bytes = keys.page_size * keys.heads * keys.dim * bytes;
+  const Int grain = std::max<Int>(1, kWorthAThread * bytes / page_bytes);
+  at::parallel_for(0, moved, grain, [&](Int begin, Int end) {
+    std::vector<float> numbers(static_cast<std::size_t>(rotated));
+    for (Int move = begin; move < end; ++move) {
+      const char* const from = static_cast<const char*>(keys.data) + sources[move] * page_bytes;
+      char* const to = static_cast<char*>(keys.data) + targets[move] * page_bytes;
+      if (from != to) std::memcpy(to, from, static_cast<std::size_t>(page_bytes));
+      for (Int row = 0; row < keys.page_size * keys.heads; ++row) {
+        char* const part = to + (row * keys.dim + offset) * bytes;
+        const Int wave = (move * keys.page_size + row / keys.heads) * pairs;
+        kernels.rotate(part, keys.number, rotated, cos + wave, sin + wave, pairs, interleaved, numbers.data());
+        kernels.round(numbers.data(), rotated, keys.number, part);
       }
     }
   });

@@ -1,5 +1,6 @@
 """Re-rotated keys against the same keys rotated once, under the new plan, in float64."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,11 +13,29 @@ from numpy.typing import NDArray
 
 from model_patches import rerotation
 from model_patches.geometry import Layout, RopeGeometry
+from model_patches.kernels import build, ops
+from model_patches.kernels.ops import Level
 from model_patches.pages import KeyValuePages, PagedTensor
 from model_patches.plan import PositionPlan, make_plan
 from model_patches.rerotation import PagesToMove, rerotate
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[None, *Level], ids=lambda level: "torch" if level is None else level.name, autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test runs through torch, and through the operator at every instruction set."""
+    if request.param is None:
+        monkeypatch.setattr(ops, "are_loaded", lambda: False)
+        yield
+        return
+    if not build.load():
+        pytest.skip("no C++ operators")
+    ops.limit_level(request.param)
+    yield
+    ops.limit_level(max(Level))
+
+
 PAGES, PAGE_SIZE, HEADS, KEY_DIM, VALUE_DIM = 12, 4, 2, 12, 6
 GEOMETRY = RopeGeometry(rotary_dim=12, theta=10000.0, original_length=64, native_length=64)
 PLANS = {
@@ -223,3 +242,22 @@ def test_the_numbers_tell_the_positions_not_the_place_in_the_pool() -> None:
     assert torch.equal(after[0], after[11])
     assert not torch.equal(after[0], after[8])
     assert torch.equal(after[8, 0], content[0, 0])  # position 0 is not turned
+
+
+def test_the_operator_refuses_what_does_not_fit() -> None:
+    if not ops.are_loaded():
+        pytest.skip("it is about the operator")
+    keys = pool(layers=1)[0].keys
+    page, waves = torch.tensor([3]), torch.ones(1, PAGE_SIZE, 4)
+    ops.rerotate(keys, page, page, waves, waves)
+    for sources, cos, offset, said in (
+        (torch.tensor([PAGES]), waves, 0, "outside the pool"),
+        (torch.tensor([-1]), waves, 0, "outside the pool"),
+        (torch.tensor([1, 2]), waves, 0, "targets"),
+        (page, torch.ones(1, PAGE_SIZE - 1, 4), 0, "cos"),
+        (page, waves, 5, "smaller than what is rotated"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            ops.rerotate(keys, sources, page, cos, waves, offset=offset)
+    with pytest.raises(RuntimeError, match="int8"):
+        ops.rerotate(pool(torch.int8, layers=1)[0].keys, page, page, waves, waves)
