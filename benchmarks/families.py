@@ -19,8 +19,9 @@ from model_patches.rope_config import read_geometry
 from model_patches.schemes import SCHEMES
 from service.scaling.policy import Policy
 from tests.model_patches.families import FAMILIES, Family, with_stand_in_weights
+from tests.reference.growing import tiny
 from tests.reference.supported import FAMILIES as UNSCALED
-from tests.reference.supported import configs, tiny
+from tests.reference.supported import configs
 
 COLUMNS = (
     *("model", "scheme in config.json", "native length", "native plan", "maximum length", "ladder"),

@@ -12,14 +12,16 @@ import json
 import pstats
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from model_patches.geometry import RopeGeometry
+from model_patches.kernels import build as operators
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.source import resolve_model
 from model_patches.pages import KeyValuePages
@@ -37,6 +39,7 @@ from service.scheduler.scheduler import Scheduler
 VOCABULARY = 49152
 PAGE_SIZE = 16
 PROMPT = 256
+POLICY = Policy(RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192))
 
 
 class NoModel:
@@ -54,23 +57,28 @@ class NoModel:
         raise AssertionError(rerotation)
 
 
-def make_engine(rows: int, sampling: SamplingParams) -> Engine:
-    """An engine whose rows have been prefilled and are about to decode."""
-    geometry = RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192)
-    policy = Policy(geometry)
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(None, cache_dir=default_cache_dir())).backend_tokenizer
-    pages = PageAllocator(rows * 64, PAGE_SIZE)
+def decoding_engine(
+    rows: int, sampling: SamplingParams, new_text_stream: Callable[[frozenset[int]], Any], metrics: Any
+) -> Engine:
+    """An engine whose rows have been prefilled and are about to decode, with the operators that a server has."""
+    operators.load()
+    tokens = sampling.max_tokens
+    pages = PageAllocator(rows * (1 + (PROMPT + tokens) // PAGE_SIZE), PAGE_SIZE)
     layers = allocate_pool(CacheShape(1, PAGE_SIZE, 1, 8, 8, torch.float32), 1, torch.device("cpu"))
     scheduler = Scheduler(pages, max_running=rows, max_batch_tokens=rows * PROMPT)
     logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    engine = Engine(
-        NoModel(layers, logits), scheduler, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()), 1
-    )
+    engine = Engine(NoModel(layers, logits), scheduler, new_text_stream, metrics, 1)
     for row in range(rows):
         prompt = [100 + row] * PROMPT
-        engine.add(Sequence(str(row), prompt, policy.choose(PROMPT, 700), sampling, deliver=lambda _: None))
+        engine.add(Sequence(str(row), prompt, POLICY.choose(PROMPT, tokens), sampling, deliver=lambda _: None))
     engine.step()
     return engine
+
+
+def make_engine(rows: int, sampling: SamplingParams) -> Engine:
+    """One with a real detokeniser and real metrics."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(None, cache_dir=default_cache_dir())).backend_tokenizer
+    return decoding_engine(rows, sampling, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()))
 
 
 def measure(rows: int, steps: int, sampling: SamplingParams) -> float:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from loop import PAGE_SIZE, PROMPT, VOCABULARY, NoModel
+from loop import decoding_engine
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -27,19 +26,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from prometheus_client import CollectorRegistry
 from starlette.types import Scope
 
-from model_patches.geometry import RopeGeometry
-from service.cache.pages import PageAllocator
-from service.cache.pool import CacheShape, allocate_pool
 from service.core import SamplingParams, Sequence
-from service.engine.engine import Engine
 from service.metrics import Metrics
-from service.scaling.policy import Policy
-from service.scheduler.scheduler import Scheduler
 from service.tracing.instruments import Instruments
 from service.tracing.journal import Journal
 from service.tracing.request import RequestSpan
 
-POLICY = Policy(RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192))
 WARM_UPS = 20  # steps
 SCOPE: Scope = {
     "type": "http",
@@ -82,21 +74,6 @@ class Dropped(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def decoding(rows: int, steps: int, metrics: Any) -> Engine:
-    """An engine whose rows have been prefilled and decode from here on."""
-    pages = PageAllocator(rows * (1 + (PROMPT + steps) // PAGE_SIZE), PAGE_SIZE)
-    layers = allocate_pool(CacheShape(1, PAGE_SIZE, 1, 8, 8, torch.float32), 1, torch.device("cpu"))
-    logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    scheduler = Scheduler(pages, max_running=rows, max_batch_tokens=rows * PROMPT)
-    engine = Engine(NoModel(layers, logits), scheduler, lambda _: NoText(), metrics, 1)
-    sampling = SamplingParams(max_tokens=steps, temperature=0.0)
-    for row in range(rows):
-        choice = POLICY.choose(PROMPT, steps)
-        engine.add(Sequence(str(row), [100 + row] * PROMPT, choice, sampling, deliver=lambda _: None))
-    engine.step()
-    return engine
-
-
 def measure_steps(rows: int, steps: int) -> dict[str, float]:
     """Median microseconds of a step, of the thread's own work, for each kind of engine."""
     kinds: dict[str, Callable[[], Any]] = {
@@ -104,7 +81,8 @@ def measure_steps(rows: int, steps: int) -> dict[str, float]:
         "metrics": lambda: Metrics(CollectorRegistry()),
         "metrics_and_tracing": lambda: Metrics(CollectorRegistry(), Journal()),
     }
-    engines = {kind: decoding(rows, WARM_UPS + steps + 2, metrics()) for kind, metrics in kinds.items()}
+    sampling = SamplingParams(max_tokens=WARM_UPS + steps + 2, temperature=0.0)
+    engines = {kind: decoding_engine(rows, sampling, lambda _: NoText(), metrics()) for kind, metrics in kinds.items()}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     order = list(kinds)
     for _ in range(WARM_UPS + steps):
@@ -143,7 +121,8 @@ def measure_spans(requests: int) -> float:
         Instruments(meters.get_meter("benchmark")),
         Journal(),
     )
-    engine = decoding(1, 4, Metrics(CollectorRegistry(), journal))
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    engine = decoding_engine(1, greedy, lambda _: NoText(), Metrics(CollectorRegistry(), journal))
     (sequence,) = engine.scheduler.running
     while engine.step():
         pass

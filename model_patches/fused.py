@@ -50,7 +50,7 @@ class AttentionRules:
 
 
 def fuse(
-    model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfused: Forward, plans_hold_for_all: bool = True
+    model: Any, geometry: RopeGeometry, frequencies: FrequencyTable, unfused: Forward, plans_hold_for_all: bool
 ) -> "FusedDecoder | None":
     """Fuse a patched model if it can be, and compare it with itself unfused.
 

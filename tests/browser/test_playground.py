@@ -7,6 +7,7 @@ test says so, for Chromium logs that too.
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -121,13 +122,20 @@ def marks(page: Page) -> Counter[str]:
     return Counter(shown)
 
 
+@contextmanager
+def held(server: FakeServer, page: Page) -> Iterator[None]:
+    """Generate, and the engine held before its first step."""
+    with server.gate.closed():
+        page.get_by_role("button", name="Generate").click()
+        server.gate.wait_until_reached()
+        yield
+
+
 class TestAnswer:
     def test_tokens_stream_in_as_they_are_generated(self, server: FakeServer, page: Page) -> None:
         server.writes("Hello, rope!")
         ask(page, "Hi")
-        with server.gate.closed():
-            page.get_by_role("button", name="Generate").click()
-            server.gate.wait_until_reached()
+        with held(server, page):
             expect(page.locator("#status")).to_have_text("Reading 2 tokens")
             for text in ("H", "He", "Hel"):
                 server.gate.pass_one_step()
@@ -144,9 +152,7 @@ class TestAnswer:
     def test_stop_ends_the_request_and_keeps_what_came(self, server: FakeServer, page: Page) -> None:
         server.writes("Hello, rope!")
         ask(page, "Hi")
-        with server.gate.closed():
-            page.get_by_role("button", name="Generate").click()
-            server.gate.wait_until_reached()
+        with held(server, page):
             server.gate.pass_one_step()
             expect(page.locator("#answer")).to_have_text("H")
             page.get_by_role("button", name="Stop").click()
@@ -384,9 +390,7 @@ class TestForEverybody:
     def test_nothing_moves_where_that_is_not_wanted(self, server: FakeServer, page: Page) -> None:
         ask(page, "Hi")
         moving = "getComputedStyle(document.getElementById('status'), '::before').animationName"
-        with server.gate.closed():
-            page.get_by_role("button", name="Generate").click()
-            server.gate.wait_until_reached()
+        with held(server, page):
             expect(page.locator("#status")).not_to_be_empty()
             assert page.evaluate(moving) == "none"
             page.emulate_media(reduced_motion="no-preference")

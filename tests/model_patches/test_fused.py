@@ -15,8 +15,9 @@ from model_patches.loading.load import load_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
 from service.scaling.policy import Policy, RopeWish
+from tests.reference.growing import tiny
 from tests.reference.harness import RealEngine
-from tests.reference.supported import FAMILIES, SCALED, SHAPE, tiny
+from tests.reference.supported import FAMILIES, SCALED, SHAPE
 from tests.reference.text import real_text
 
 RECOGNISED = {"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "glm", "helium", "ernie4_5"}

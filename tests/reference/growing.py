@@ -26,12 +26,12 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def tiny(config: Any) -> Any:
-    """A model of random weights, the same for every call."""
+def tiny(config: Any, std: float = 0.2) -> Any:
+    """A model of random weights with that standard deviation, the same for every call."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
+        torch.nn.init.normal_(parameter, std=std)
     return model
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from transformers import (
-    AutoModelForCausalLM,
     CohereConfig,
     DeepseekV3Config,
     Ernie4_5Config,
@@ -34,22 +32,10 @@ from transformers import (
     Starcoder2Config,
 )
 
+from tests.reference import growing
+
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-SHAPE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rope_parameters": ROPE,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "attn_implementation": "eager",
-}
+SHAPE: dict[str, Any] = {**growing.SHAPE, "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "eager"}
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 ALTERNATING: dict[str, Any] = {"sliding_window": 20, "layer_types": [WINDOWED, WHOLE, WINDOWED]}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -151,15 +137,6 @@ SCALED: dict[str, Any] = {
     "deepseek-v3, yarn with mscale": DeepseekV3Config(**{**scaled("yarn", mscale=1.0, mscale_all_dim=1.0), **LATENT}),
 }
 """Models with scaling of their own."""
-
-
-def tiny(config: Any) -> Any:
-    """A model of random weights, the same for every call."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model
 
 
 def configs() -> Iterator[Any]:

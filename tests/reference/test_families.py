@@ -11,8 +11,9 @@ from model_patches.loading.checkpoint import SUPPORTED_ARCHITECTURES
 from model_patches.rope_config import read_geometry
 from service.core import SamplingParams
 from service.scaling.policy import Policy, RopeWish
+from tests.reference.growing import tiny
 from tests.reference.harness import RealEngine, assert_like_reference, assert_like_stock
-from tests.reference.supported import FAMILIES, SCALED, configs, tiny
+from tests.reference.supported import FAMILIES, SCALED, configs
 
 REQUESTS = [
     ("short", 3, None),

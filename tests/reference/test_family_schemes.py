@@ -12,9 +12,9 @@ from model_patches.rope_config import read_geometry
 from model_patches.schemes import known_schemes
 from service.errors import WishError
 from service.scaling.policy import Policy, RopeWish
-from tests.reference.growing import assert_like_unrotated, random_tokens
+from tests.reference.growing import assert_like_unrotated, random_tokens, tiny
 from tests.reference.harness import RealEngine, reference_logits
-from tests.reference.supported import FAMILIES, SCALED, tiny
+from tests.reference.supported import FAMILIES, SCALED
 from tests.reference.unrotated import UnrotatedCache
 
 CORE = ("ntk", "yarn")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
@@ -21,7 +21,7 @@ from service.evaluation.schemes import parse_schemes
 from service.evaluation.texts import Text, builtin_text, tokenize
 from service.evaluation.unrotated import UnrotatedModel
 from service.scaling.policy import Policy
-from tests.reference.growing import SHAPE
+from tests.reference.growing import SHAPE, tiny
 from tests.serving import byte_tokenizer
 
 CONFIG = LlamaConfig(**deepcopy(SHAPE), eos_token_id=0)
@@ -36,11 +36,7 @@ def text_of(characters: int) -> str:
 
 def model_of(config: Any) -> Any:
     """A model of random weights, the same for every call, large enough for positions to matter."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model
+    return tiny(config, std=0.5)
 
 
 @dataclass
