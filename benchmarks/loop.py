@@ -66,7 +66,8 @@ def decoding_engine(
     pages = PageAllocator(rows * (1 + (PROMPT + tokens) // PAGE_SIZE), PAGE_SIZE)
     layers = allocate_pool(CacheShape(1, PAGE_SIZE, 1, 8, 8, torch.float32), 1, torch.device("cpu"))
     scheduler = Scheduler(pages, max_running=rows, max_batch_tokens=rows * PROMPT)
-    logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    # With this spread a distribution has 2.8 nats of entropy, which is about what a text's next token has.
+    logits = 4 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
     engine = Engine(NoModel(layers, logits), scheduler, new_text_stream, metrics, 1)
     for row in range(rows):
         prompt = [100 + row] * PROMPT

@@ -221,6 +221,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         pages,
         max_running=settings.max_running,
         max_batch_tokens=settings.max_batch_tokens,
+        decode_step_seconds=settings.decode_step_seconds,
         prefix_caching=settings.prefix_caching,
         refresh_tokens=policy.growth_refresh_tokens,
     )

@@ -179,6 +179,13 @@ class Settings(BaseSettings):
         True, description="keep what was computed for requests that begin alike; --no-prefix-caching switches it off"
     )
     max_batch_tokens: int = Field(512, ge=1, description="tokens computed in one step, at most")
+    decode_step_seconds: float = Field(
+        0.25,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long a step that generates for some may take, about: chunks of others' prompts shrink for it; "
+        "0: they never do",
+    )
     num_speculative_tokens: int = Field(
         0,
         ge=0,

@@ -28,7 +28,7 @@ SOURCES = (
     *("linear.cpp", "linear_amx.cpp", "layer.cpp", "decoder.cpp", "sampling.cpp"),
 )
 """Compiled once, for any CPU of the architecture."""
-LEVEL_SOURCES = ("attention_kernels.cpp", "rotary_kernels.cpp", "linear_kernels.cpp")
+LEVEL_SOURCES = ("attention_kernels.cpp", "rotary_kernels.cpp", "linear_kernels.cpp", "sampling_kernels.cpp")
 """Compiled once for each instruction set, with ROPEWALK_LEVEL defined as its name."""
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {

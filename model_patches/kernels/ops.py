@@ -161,26 +161,35 @@ def rotate_and_write(
     return rotated
 
 
-def draw(
-    probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, draws: torch.Tensor
+def choose(
+    logits: torch.Tensor,
+    sampled: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    draws: torch.Tensor,
 ) -> torch.Tensor:
-    """A token for each row: the one at which the cumulative probability of what the filters leave first exceeds draw ×
-    its total. Filters as in `service.engine.sampler`; no row is sorted.
+    """A token for each row: the likeliest, the first of equals; or for sampled rows the one at which the cumulative
+    probability of what the filters leave first exceeds draw × its total. Filters as in `service.engine.sampler`; no row
+    is sorted.
 
     Args:
-        probabilities: float32 [S, vocabulary].
+        logits: float32 [R, vocabulary].
+        sampled: int64 [S], the rows that are sampled.
+        temperature: float32 [S, 1], above 0.
         top_k: int64 [S, 1], 1 to the vocabulary's size.
         top_p: float32 [S, 1]; 1 keeps all.
         min_p: float32 [S, 1].
         draws: float64 [S, 1], uniform in [0, 1).
 
     Returns:
-        int64 [S].
+        int64 [R].
 
     Raises:
         RuntimeError: shapes or types do not fit each other.
     """
-    tokens: torch.Tensor = torch.ops.ropewalk.draw(probabilities, top_k, top_p, min_p, draws)
+    tokens: torch.Tensor = torch.ops.ropewalk.choose(logits, sampled, temperature, top_k, top_p, min_p, draws)
     return tokens
 
 

@@ -38,6 +38,16 @@ class SamplingTensors:
     draws: torch.Tensor
 
 
+_NONE_SAMPLED = SamplingTensors(
+    rows=torch.empty(0, dtype=torch.int64),
+    temperature=torch.empty(0),
+    top_k=torch.empty(0, dtype=torch.int64),
+    top_p=torch.empty(0),
+    min_p=torch.empty(0),
+    draws=torch.empty(0, dtype=torch.float64),
+)
+
+
 def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.device) -> SamplingTensors | None:
     """Collect the sampling parameters of the rows that are sampled and look up a random number for each.
 
@@ -90,14 +100,18 @@ def sample(logits: torch.Tensor, tensors: SamplingTensors | None) -> list[int]:
         logits: float32 [R, vocabulary].
         tensors: the sampled rows; the others take the likeliest token.
     """
+    if logits.device.type == "cpu" and ops.are_loaded():
+        return _choose_by_operator(logits, tensors)
     chosen = _likeliest(logits)
     if tensors is not None:
         scaled = logits[tensors.rows] / tensors.temperature
-        if logits.device.type == "cpu" and ops.are_loaded():
-            of = tensors
-            chosen[of.rows] = ops.draw(scaled.softmax(dim=-1), of.top_k, of.top_p, of.min_p, of.draws)
-        else:
-            chosen[tensors.rows] = _draw(_filter(scaled, tensors), tensors.draws)
+        chosen[tensors.rows] = _draw(_filter(scaled, tensors), tensors.draws)
+    return chosen.tolist()
+
+
+def _choose_by_operator(logits: torch.Tensor, tensors: SamplingTensors | None) -> list[int]:
+    of = tensors or _NONE_SAMPLED
+    chosen = ops.choose(logits.contiguous(), of.rows, of.temperature, of.top_k, of.top_p, of.min_p, of.draws)
     return chosen.tolist()
 
 

@@ -6,6 +6,7 @@ from collections import deque
 
 from service.cache.pages import PageAllocator
 from service.core import PageMove, Rerotation, Segment, Sequence
+from service.scheduler.pace import Pace
 from service.scheduler.prefixes import Prefixes
 
 PROMPT_LOGITS_AT_ONCE = 512  # logits of a whole vocabulary after each token take much memory
@@ -20,7 +21,7 @@ class Scheduler:
     Decoding rows come first. What is left of the token budget goes to prompts by deadline: the scheduler's clock counts
     computed tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
-    by prompts that arrived while it could have been served.
+    by prompts that arrived while it could have been served. While requests decode, `pace` says how much the prompts get.
 
     A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others. When
     a running one needs a page and none is free, the youngest gives its pages back and is computed again later; its
@@ -35,6 +36,7 @@ class Scheduler:
         max_batch_tokens: int,
         prefix_caching: bool = True,
         refresh_tokens: int = 0,
+        decode_step_seconds: float = 0,
     ) -> None:
         """
         Args:
@@ -43,12 +45,14 @@ class Scheduler:
             max_batch_tokens: at most so many tokens in a step; no less than max_running.
             prefix_caching: whether full pages are kept for other sequences with the same beginning.
             refresh_tokens: how many of the latest tokens are computed again after a re-rotation by growth.
+            decode_step_seconds: how long a step that decodes should take, see `Pace`.
         """
         assert max_batch_tokens >= max_running
         self.pages = pages
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.pace = Pace(decode_step_seconds, max_batch_tokens)
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
         self._refresh_tokens = refresh_tokens
@@ -83,7 +87,11 @@ class Scheduler:
         self._start_waiting()
         step: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.deadline)):
+        order = sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.deadline))
+        decodes = bool(order) and order[0].num_uncomputed == 1
+        for sequence in order:
+            if decodes and sequence.num_uncomputed > 1:
+                budget = min(budget, self.pace.tokens)
             room = min(sequence.num_computable - sequence.num_computed, budget)
             tokens = min(sequence.num_uncomputed, room)
             if sequence.sampling.prompt_logprobs is not None:

@@ -10,7 +10,7 @@ from model_patches.loading.cache import default_cache_dir
 
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 TESTS = (
-    *(f"tests/model_patches/kernels/test_{of}.py" for of in ("attention", "rotary", "linear", "layer")),
+    *(f"tests/model_patches/kernels/test_{of}.py" for of in ("attention", "rotary", "linear", "layer", "sampling")),
     *("tests/model_patches/test_fused.py", "tests/service/engine/test_sampler.py"),
 )
 

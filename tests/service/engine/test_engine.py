@@ -701,3 +701,13 @@ def test_the_metrics_tell_where_prefixes_came_from() -> None:
     assert metric(under_test, "prefix_cache_hits_total", kind="other-plan") == 8
     assert metric(under_test, "rerotations_total") == 1
     assert metric(under_test, "rerotated_tokens_total") == 8
+
+
+def test_the_pace_hears_of_each_step_how_much_of_prompts_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_test, heard = EngineUnderTest(), []
+    monkeypatch.setattr(
+        under_test.scheduler.pace, "observe", lambda tokens, seconds: heard.append((tokens, seconds > 0))
+    )
+    under_test.engine.add(under_test.sequence("a", list(range(20)), SamplingParams(max_tokens=3, temperature=0.0)))
+    under_test.run()
+    assert heard == [(16, True), (4, True), (0, True), (0, True)]

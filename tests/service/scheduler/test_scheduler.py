@@ -23,6 +23,7 @@ class Load:
     max_running: int = 8
     max_batch_tokens: int = 16
     prefix_caching: bool = False
+    decode_step_seconds: float = 0
     arrivals: int = 0
     live: list[Sequence] = field(default_factory=list)
 
@@ -33,6 +34,7 @@ class Load:
             max_running=self.max_running,
             max_batch_tokens=self.max_batch_tokens,
             prefix_caching=self.prefix_caching,
+            decode_step_seconds=self.decode_step_seconds,
         )
 
     def add(self, name: str, prompt: int, max_tokens: int = 1) -> Sequence:
