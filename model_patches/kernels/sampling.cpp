@@ -87,8 +87,7 @@ class Row {
   // Filters in the order top_k, top_p, min_p, then the token at which the cumulative weight first exceeds draw * total.
   std::int64_t drawn(const Filters& filters, double draw) {
     if (!std::isfinite(largest_)) return likeliest();
-    // Above 0, so that no temperature brings back what was ruled out.
-    scale_ = std::max(static_cast<float>(std::numbers::log2e / filters.temperature), std::numeric_limits<float>::min());
+    scale_ = static_cast<float>(std::numbers::log2e / filters.temperature);
     const bool by_count = filters.top_k < size_, by_mass = filters.top_p < 1;
     double total = 0;
     if (by_count) {
@@ -201,16 +200,15 @@ class Row {
   // The same for all tokens: the block first, then a token of it.
   std::int64_t drawn_from_all(double share) {
     const auto& sums = scratch_.sums;
-    std::int64_t block = 0, possible = 0;
+    std::int64_t reached = 0;
     double cumulative = 0;
-    for (; block < static_cast<std::int64_t>(sums.size()); ++block) {
+    for (std::int64_t block = 0; block < static_cast<std::int64_t>(sums.size()); ++block) {
       if (!(sums[block] > 0)) continue;
-      possible = block;
+      reached = block;
       if (cumulative + sums[block] > share) break;
       cumulative += sums[block];
     }
-    if (block != possible) cumulative -= sums[possible];
-    const std::int64_t first = possible * kSamplingBlock, last = std::min(size_, first + kSamplingBlock);
+    const std::int64_t first = reached * kSamplingBlock, last = std::min(size_, first + kSamplingBlock);
     auto& [maxima, all, logits, weights, order, tokens, candidates, sorted] = scratch_;
     logits.assign(logits_ + first, logits_ + last);
     tokens.resize(last - first);
