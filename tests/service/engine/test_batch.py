@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_patches.pages import KeyValuePages, PagedTensor
-from service.core import SamplingParams, Sequence
+from service.core import PageTable, SamplingParams, Sequence
 from service.engine import batch
 from service.scaling.policy import Policy, RopeWish
 from tests.fakes import GEOMETRY
@@ -61,7 +61,7 @@ def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], pag
             token_ids.append(known[position])
             positions.append(position)
             plan_rows.append(PLAN_ROWS[sequence.choice.plan])
-            slots.append(sequence.pages[position // page_size] * page_size + position % page_size)
+            slots.append(sequence.tables[0].pages[position // page_size] * page_size + position % page_size)
             if position == len(known) - 1:
                 logits_at.append(len(token_ids) - 1)
     assert built.token_ids.tolist() == token_ids
@@ -87,10 +87,10 @@ def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[R
     assert paged.cu_seq_q.tolist() == [sum(query_lengths[:row]) for row in range(len(step_rows) + 1)]
     assert paged.cu_seq_k.tolist() == [sum(key_lengths[:row]) for row in range(len(step_rows) + 1)]
     assert paged.seqused_k.tolist() == key_lengths
-    widest = max(len(sequence.pages) for sequence in step)
+    widest = max(len(sequence.tables[0].pages) for sequence in step)
     assert paged.block_table.shape == (len(step), widest)
     for table, sequence in zip(paged.block_table.tolist(), step, strict=True):
-        assert table == sequence.pages + [0] * (widest - len(sequence.pages))
+        assert table == sequence.tables[0].pages + [0] * (widest - len(sequence.tables[0].pages))
     assert paged.layers is layers
     int32 = {paged.block_table, paged.cu_seq_q, paged.cu_seq_k, paged.seqused_k}
     assert {tensor.dtype for tensor in int32} == {torch.int32}
@@ -112,6 +112,6 @@ def make_step(step_rows: list[Row], page_size: int, random: Random) -> dict[Sequ
         sequence.output = [random.randrange(1000) for _ in range(row.output)]
         sequence.num_computed = row.computed
         needed = -(-(row.prompt + row.output) // page_size) + row.spare_pages
-        sequence.pages, free = free[:needed], free[needed:]
+        sequence.tables, free = [PageTable(0, free[:needed])], free[needed:]
         step[sequence] = row.tokens
     return step
