@@ -204,7 +204,8 @@ def test_layers_with_a_rotation_of_their_own_keep_it(num_pages: int) -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     shape = {**SHAPE, "rope_parameters": rope, "head_dim": 16}
-    engine = serving(Gemma3TextConfig(**shape, sliding_window=8, layer_types=kinds), num_pages=num_pages)
+    config = Gemma3TextConfig(**shape, sliding_window=8, layer_types=kinds)
+    engine = serving(config, num_pages=num_pages, max_batch_tokens=16)
     sequence = engine.add("a", random_tokens(12), 11)
     while sequence.num_computed < NATIVE_LENGTH:
         engine.engine.step()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_patches.pages import KeyValuePages, PagedTensor
+from service.cache.groups import LayerGroup
 from service.core import PageTable, SamplingParams, Sequence
 from service.engine import batch
 from service.scaling.policy import Policy, RopeWish
@@ -95,6 +96,29 @@ def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[R
     int32 = {paged.block_table, paged.cu_seq_q, paged.cu_seq_k, paged.seqused_k}
     assert {tensor.dtype for tensor in int32} == {torch.int32}
     assert paged.slots.dtype == torch.int64
+
+
+def test_each_group_of_layers_has_its_own_slots_and_block_table() -> None:
+    page_size = 4
+    groups = [LayerGroup((1,), None), LayerGroup((0, 2), 6)]
+    sequence = Sequence("a", list(range(30)), CHOICES[0], SamplingParams(1), deliver=lambda _: None)
+    sequence.num_computed = 21
+    sequence.tables = [PageTable(0, [7, 3, 9, 1, 8, 30, 31, 32]), PageTable(4, [20, 5, 6])]
+    short = Sequence("b", [1, 2, 3], CHOICES[0], SamplingParams(1), deliver=lambda _: None)
+    short.tables = [PageTable(0, [40]), PageTable(0, [41])]
+    layers = [empty_layer(page_size) for _ in range(3)]
+    step = {sequence: 5, short: 3}
+    paged = batch.build(step, layers, PLAN_ROWS.__getitem__, torch.device("cpu"), groups).batch
+    whole, windowed = paged.of_layer(1), paged.of_layer(0)
+    assert windowed is paged.of_layer(2)
+    assert (whole.window, windowed.window) == (None, 6)
+    assert whole.block_table.tolist() == [[7, 3, 9, 1, 8, 30, 31, 32], [40, *[0] * 7]]
+    assert windowed.block_table.tolist() == [[0, 0, 0, 0, 20, 5, 6], [41, *[0] * 6]]
+    assert whole.slots.tolist() == [121, 122, 123, 124, 125, 160, 161, 162]
+    assert windowed.slots.tolist() == [21, 22, 23, 24, 25, 164, 165, 166]
+    assert windowed.key_lengths == whole.key_lengths == [26, 3]
+    assert windowed.spans(6) is not whole.spans(6)
+    assert windowed.mask(5, 26, 6, torch.float32) is whole.mask(5, 26, 6, torch.float32)
 
 
 def empty_layer(page_size: int) -> KeyValuePages:
