@@ -41,6 +41,11 @@ class PagedBatch:
         cu_seq_q: int32 [N + 1], cumulative query lengths.
         cu_seq_k: int32 [N + 1], cumulative key lengths.
         seqused_k: int32 [N], the key lengths.
+        window: how many of the latest tokens the layers that read this table see at most; None for all. Entries of the
+            table for pages before the window of every query say nothing and are not read.
+        groups: where layers differ in what pages they keep, the batch of each group of layers, this one among them:
+            alike in all but slots, block table and window. Empty where all layers keep the same pages.
+        group_of: of each layer, which of the groups it is in; empty likewise.
     """
 
     layers: Sequence[KeyValuePages]
@@ -51,8 +56,15 @@ class PagedBatch:
     cu_seq_q: torch.Tensor
     cu_seq_k: torch.Tensor
     seqused_k: torch.Tensor
+    window: int | None = None
+    groups: Sequence["PagedBatch"] = ()
+    group_of: Sequence[int] = ()
     _masks: dict[tuple[int, int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _spans: dict[int | None, list["Span"]] = field(default_factory=dict)
+
+    def of_layer(self, layer: int) -> "PagedBatch":
+        """The same step over the pages of one layer."""
+        return self.groups[self.group_of[layer]] if self.groups else self
 
     def mask(self, query_length: int, key_length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """The causal mask of one sequence's last `query_length` tokens over its `key_length` cached ones.
@@ -180,11 +192,13 @@ def paged_attention_forward(
         [1, T, heads, value_dim] and None, as transformers expects.
 
     Raises:
-        UnsupportedModelError: the module asks for something else, or is not causal.
+        UnsupportedModelError: the module asks for something else, sees further than its pages reach, or is not causal.
     """
     assert attention_mask is None
     check_request(module, others)
     window = window_of(module, sliding_window)
+    paged_batch = paged_batch.of_layer(module.layer_idx)
+    check_window(module, window, paged_batch)
     pages = paged_batch.layers[module.layer_idx]
     pages.write(paged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     packed = query[0].transpose(0, 1)
@@ -221,6 +235,19 @@ def window_of(module: Any, sliding_window: int | None) -> int | None:
         sliding_window: what it asks attention for.
     """
     return sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+
+
+def check_window(module: Any, window: int | None, batch: PagedBatch) -> None:
+    """Refuse to look for tokens whose pages may have been given back.
+
+    Raises:
+        UnsupportedModelError: the module sees further than the pages of its layer reach.
+    """
+    if batch.window is not None and (window is None or window > batch.window):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} of layer {module.layer_idx} sees {window or 'all'} tokens, but its pages hold "
+            f"the last {batch.window} only"
+        )
 
 
 def _reads_by_varlen(query: torch.Tensor, value: torch.Tensor, pages: KeyValuePages) -> bool:

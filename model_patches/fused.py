@@ -170,14 +170,16 @@ class FusedDecoder:
         the residual stream and the logits are float32, what is multiplied is rounded to the weights' type."""
         cos, sin = self._rotary(self._frequencies_like, torch.stack([positions, plan_rows])[:, None])
         keys, values = [layer.keys for layer in batch.layers], [layer.values for layer in batch.layers]
+        groups = batch.groups or (batch,)
         logits: torch.Tensor = self._decoder.forward(
             self._embed(token_ids),
             cos[0],
             sin[0],
-            batch.slots,
+            [group.slots for group in groups],
             batch.cu_seq_q,
             batch.seqused_k,
-            batch.block_table,
+            [group.block_table for group in groups],
+            list(batch.group_of) or [0] * len(keys),
             logits_at,
             [pages.data for pages in keys],
             [pages.data for pages in values],

@@ -15,6 +15,7 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
+from model_patches.windows import observe_windows
 
 _KEEPS_KEYWORDS = frozenset({"stablelm"})
 """Model types whose decoder layers do not hand their keyword arguments on to attention."""
@@ -24,6 +25,9 @@ class PatchedModel:
     """A causal language model of transformers with its rotary module and attention function replaced.
 
     Only this object's modules and its own config are changed; other models of the same class are untouched.
+
+    Attributes:
+        windows: for each layer, how many of the latest tokens it sees, the token itself included; None for all.
     """
 
     def __init__(self, model: Any, geometry: RopeGeometry, *, fuse: bool = True, deterministic: bool = False) -> None:
@@ -45,6 +49,7 @@ class PatchedModel:
         self._frequencies = FrequencyTable(geometry.rotary_dim // 2, model.device)
         attention.register()
         model.set_attn_implementation(PAGED_ATTENTION)
+        self.windows = observe_windows(model)
         replace_rotary(model, self._frequencies, geometry)
         if model.config.model_type in _KEEPS_KEYWORDS:
             for layer in model.base_model.layers:

@@ -6,7 +6,7 @@ that cannot be served is refused before a port is opened; `load` reads the weigh
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
+from service.cache.groups import group_layers, layers_of_a_page
+from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
@@ -83,7 +85,7 @@ class LoadedWeights:
         folder: where it came from.
         loaded: transformers' model, its tokenizer and what its files say about generating.
         model: the patched model.
-        shape: of a cache for it.
+        shape: of a cache whose pages hold all of its layers.
         bytes: of the weights.
     """
 
@@ -215,17 +217,26 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     loaded, shape = weights.loaded, weights.shape
     if settings.chat_template is not None:
         loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
-    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length)
+    limits = {"max_batch_tokens": settings.max_batch_tokens, "refresh_tokens": policy.growth_refresh_tokens}
+    groups = group_layers(weights.model.windows, shape.page_size, policy.max_length, **limits)
+    shape = replace(shape, layers=layers_of_a_page(groups))
+    windows = tuple(group.window for group in groups)
+    needs = PageNeeds(shape.page_size, windows, **limits)
+    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length, needs)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
         pages,
         max_running=settings.max_running,
+<<<<<<< HEAD
         max_batch_tokens=settings.max_batch_tokens,
         decode_step_seconds=settings.decode_step_seconds,
+=======
+>>>>>>> w-windows
         prefix_caching=settings.prefix_caching,
-        refresh_tokens=policy.growth_refresh_tokens,
+        windows=windows,
+        **limits,
     )
-    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device))
+    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device), groups)
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
         Engine(
@@ -238,10 +249,11 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         max_queued=settings.max_queued,
     )
     engine.start()
-    engine.run(lambda: warm_up(runner, pages, policy))
+    engine.run(lambda: warm_up(runner, pages, policy, len(groups)))
     metrics.memory.held = {"weights": weights.bytes, "cache": num_pages * shape.page_bytes}
-    metrics.cache_requests.set(num_pages * shape.page_size / policy.max_length)
-    _log_ready(inspected, shape, num_pages)
+    requests = needs.sequences(num_pages, policy.max_length)
+    metrics.cache_requests.set(requests)
+    _log_ready(inspected, shape, num_pages, requests)
     return LoadedServer(
         engine,
         loaded.tokenizer,
@@ -318,9 +330,9 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return CACHE_DTYPES.get(name, dtype)
 
 
-def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int) -> None:
+def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int, requests: float) -> None:
     policy = inspected.policy
-    tokens = num_pages * shape.page_size
+    tokens = int(requests * policy.max_length)
     logger.info(
         "%s on %s in %s: native length %d, maximum length %d, ladder %s",
         *(inspected.name, inspected.device, inspected.dtype, policy.native_length, policy.max_length),
@@ -328,5 +340,5 @@ def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int) -> 
     )
     logger.info(
         "cache: %d pages of %d tokens, %d tokens, %.2f GiB: %.1f requests of the maximum length",
-        *(num_pages, shape.page_size, tokens, num_pages * shape.page_bytes / 2**30, tokens / policy.max_length),
+        *(num_pages, shape.page_size, tokens, num_pages * shape.page_bytes / 2**30, requests),
     )

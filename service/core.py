@@ -144,6 +144,24 @@ class Segment(NamedTuple):
     plan: PositionPlan
 
 
+@dataclass
+class PageTable:
+    """The pages that a sequence holds in one group of layers.
+
+    Attributes:
+        first: the number in the sequence of the first of them: those before it are behind the group's window.
+        pages: in order, without a gap.
+    """
+
+    first: int
+    pages: list[int]
+
+    @property
+    def end(self) -> int:
+        """The number of the page after the last one."""
+        return self.first + len(self.pages)
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request on its way through the engine; compared by identity.
@@ -170,7 +188,8 @@ class Sequence:
 
     # scheduler
     num_computed: int = 0  # tokens whose keys and values are in the pages
-    pages: list[int] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)  # one for each group of layers; empty while it holds no pages
+    num_placed: int = 0  # tokens up to which every group has pages
     history: list[Segment] = field(init=False)  # the plans it has run under, those of a reused prefix included
     stage: int = 0  # the segment of the history that it is in
     rung: int = 0  # of choice.rungs, that of the history's last segment
@@ -260,11 +279,13 @@ class PageMove:
         source: the page that holds it now.
         target: the page that will: the same one, unless others hold the source too.
         number: which page of its sequence it is, from 0: this tells the positions.
+        group: the group of layers whose keys and values it holds.
     """
 
     source: int
     target: int
     number: int
+    group: int = 0
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ class FakeRunner:
         rows = []
         for sequence, tokens in step.items():
             start, end = sequence.num_computed, sequence.num_computed + tokens
-            slots = [sequence.pages[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE for place in range(end)]
+            [table] = sequence.tables
+            slots = [table.pages[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE for place in range(end)]
             for slot, token in zip(slots[start:], sequence.tokens(start, end), strict=True):
                 self._slots[slot] = Cell(token, sequence.plan, sequence.plan)
             cells = [self._slots[slot] for slot in slots]

@@ -46,9 +46,10 @@ class Decoder : public torch::CustomClassHolder {
     head_ = projection(weight, bias, shape_.hidden, vocabulary, 1);
   }
 
-  // float32 logits [logits_at, vocabulary]
-  at::Tensor forward(const at::Tensor& embedded, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& slots,
-                     const at::Tensor& cu_seq_q, const at::Tensor& key_lengths, const at::Tensor& block_table,
+  // float32 logits [logits_at, vocabulary]. Layers of one group share slots and a block table; `group_of` names each layer's.
+  at::Tensor forward(const at::Tensor& embedded, const at::Tensor& cos, const at::Tensor& sin,
+                     const std::vector<at::Tensor>& slots, const at::Tensor& cu_seq_q, const at::Tensor& key_lengths,
+                     const std::vector<at::Tensor>& block_tables, const std::vector<Int>& group_of,
                      const at::Tensor& logits_at, const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values,
                      const std::vector<at::Tensor>& key_scales, const std::vector<at::Tensor>& value_scales,
                      bool deterministic) {
@@ -56,29 +57,37 @@ class Decoder : public torch::CustomClassHolder {
     TORCH_CHECK(embedded.dim() == 2 && embedded.size(1) == shape_.hidden, "embedded: expected [tokens, hidden]");
     TORCH_CHECK(cos.dim() == 2 && 2 * cos.size(1) <= shape_.head_dim, "cos: expected [tokens, pairs]");
     TORCH_CHECK(keys.size() == layers_.size() && values.size() == layers_.size(), "pages: one of each for each layer");
-    TORCH_CHECK(block_table.dim() == 2 && block_table.stride(1) == 1 && block_table.size(0) == count &&
-                    block_table.scalar_type() == at::kInt,
-                "block_table: expected int32 [sequences, pages]");
-    const DecoderStep step{
-        tokens,
-        data<float>(cos, at::kFloat, tokens * cos.size(1), "cos"),
-        data<float>(sin, at::kFloat, tokens * cos.size(1), "sin"),
-        cos.size(1),
-        data<Int>(slots, at::kLong, tokens, "slots"),
-        {count, data<std::int32_t>(cu_seq_q, at::kInt, count + 1, "cu_seq_q"),
-         data<std::int32_t>(key_lengths, at::kInt, count, "key_lengths"), block_table.const_data_ptr<std::int32_t>(),
-         block_table.stride(0)},
-        deterministic};
+    TORCH_CHECK(!slots.empty() && slots.size() == block_tables.size(), "slots: one for each block table");
+    TORCH_CHECK(group_of.size() == layers_.size(), "group_of: one for each layer");
+    for (const Int group : group_of)
+      TORCH_CHECK(group >= 0 && group < static_cast<Int>(slots.size()), "a layer is in none of the groups");
+    std::vector<DecoderStep> steps;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const at::Tensor& block_table = block_tables[i];
+      TORCH_CHECK(block_table.dim() == 2 && block_table.stride(1) == 1 && block_table.size(0) == count &&
+                      block_table.scalar_type() == at::kInt,
+                  "block_table: expected int32 [sequences, pages]");
+      steps.push_back({tokens,
+                       data<float>(cos, at::kFloat, tokens * cos.size(1), "cos"),
+                       data<float>(sin, at::kFloat, tokens * cos.size(1), "sin"),
+                       cos.size(1),
+                       data<Int>(slots[i], at::kLong, tokens, "slots"),
+                       {count, data<std::int32_t>(cu_seq_q, at::kInt, count + 1, "cu_seq_q"),
+                        data<std::int32_t>(key_lengths, at::kInt, count, "key_lengths"),
+                        block_table.const_data_ptr<std::int32_t>(), block_table.stride(0)},
+                       deterministic});
+    }
     std::vector<PagedRows> key_pages, value_pages;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       key_pages.push_back(pages(keys[i], key_scales.empty() ? OptionalTensor() : key_scales[i]));
       value_pages.push_back(pages(values[i], value_scales.empty() ? OptionalTensor() : value_scales[i]));
     }
-    check_sequences(step, block_table.size(1) * key_pages[0].page_size, keys[0].size(0) * key_pages[0].page_size);
+    for (std::size_t i = 0; i < steps.size(); ++i)
+      check_sequences(steps[i], block_tables[i].size(1) * key_pages[0].page_size, keys[0].size(0) * key_pages[0].page_size);
     at::Tensor hidden = at::empty({tokens, shape_.hidden}, embedded.options().dtype(at::kFloat)).copy_(embedded);
     scratch_.reserve(std::max(tokens, logits_at.numel()));
     for (std::size_t i = 0; i < layers_.size(); ++i)
-      run_layer(shape_, layers_[i], step, key_pages[i], value_pages[i], hidden.mutable_data_ptr<float>(), scratch_);
+      run_layer(shape_, layers_[i], steps[group_of[i]], key_pages[i], value_pages[i], hidden.mutable_data_ptr<float>(), scratch_);
     return logits(hidden.index_select(0, logits_at));
   }
 

@@ -1,5 +1,5 @@
-"""The memory of the rotated-key cache: one pool of pages for each layer, and how large it is. Knows tensors; does not
-know which sequence holds which page."""
+"""The memory of the rotated-key cache: a pool for each layer that a page has room for, and how large it is. Knows
+tensors; does not know which sequence holds which page."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class CacheShape:
     """The shape of a cache.
 
     Attributes:
-        layers: attention layers.
+        layers: attention layers of which a page holds keys and values.
         page_size: tokens in one page.
         kv_heads: key (and value) heads of one layer.
         key_dim: dimensions of a key.
@@ -31,7 +31,7 @@ class CacheShape:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers: keys, values and, with int8, a scale for each of them."""
+        """Bytes of one page over all its layers: keys, values and, with int8, a scale for each of them."""
         scales = 2 * SCALE_DTYPE.itemsize if self.dtype == torch.int8 else 0
         head_bytes = (self.key_dim + self.value_dim) * self.dtype.itemsize + scales
         return self.layers * self.page_size * self.kv_heads * head_bytes
@@ -47,7 +47,7 @@ def allocate_pool(shape: CacheShape, num_pages: int, device: torch.device) -> li
         StartupError: the device does not have so much memory.
 
     Returns:
-        One entry for each layer; keys are [num_pages, page_size, kv_heads, key_dim], values end in value_dim.
+        One entry for each layer of a page; keys are [num_pages, page_size, kv_heads, key_dim], values end in value_dim.
     """
 
     def pool(dim: int) -> PagedTensor:

@@ -5,6 +5,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from model_patches.plan import PositionPlan
@@ -17,10 +18,12 @@ class Variant(NamedTuple):
     Attributes:
         history: the plans under which those tokens were computed.
         plan: the plan that the page's keys are rotated under, the last of the history or a later one.
+        group: the group of layers whose keys and values they are.
     """
 
     history: tuple[Segment, ...]
     plan: PositionPlan
+    group: int = 0
 
 
 class CachedPage(NamedTuple):
@@ -79,23 +82,36 @@ class PrefixIndex:
         if not self._pages[digest]:
             del self._pages[digest]
 
-    def find(self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan) -> list[int]:
+    def find(
+        self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int = 0
+    ) -> list[int]:
         """The longest run of pages, from the first, that went through a history and are rotated under a plan."""
-        found: list[int] = []
-        variant, same_until = Variant((), plan), 0
-        for digest in digests:
-            end = (len(found) + 1) * self._page_size
-            if end > same_until:
-                variant = Variant(history_until(history, end), plan)
-                same_until = next((segment.start for segment in history if segment.start >= end), sys.maxsize)
-            page = self._pages.get(digest, {}).get(variant)
-            if page is None:
-                break
-            found.append(page)
+        run = takewhile(lambda page: page is not None, self._look_up(digests, history, plan, group))
+        return [page for page in run if page is not None]
+
+    def find_each(
+        self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int
+    ) -> list[int | None]:
+        """The same, but for every digest: None where there is no such page."""
+        return list(self._look_up(digests, history, plan, group))
+
+    def find_each_rotated(
+        self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int
+    ) -> list[CachedPage | None]:
+        """The same whatever the pages are rotated under, those under a plan preferred."""
+        found: list[CachedPage | None] = []
+        for number, digest in enumerate(digests, start=1):
+            past = history_until(history, number * self._page_size)
+            pages = [
+                CachedPage(page, variant.plan)
+                for variant, page in self._pages.get(digest, {}).items()
+                if variant.group == group and variant.history == past
+            ]
+            found.append(max(pages, key=lambda cached: cached.plan == plan, default=None))
         return found
 
     def find_any(self, digests: Sequence[bytes], plan: PositionPlan) -> tuple[list[CachedPage], tuple[Segment, ...]]:
-        """The longest run of pages, from the first, of any one history, whatever they are rotated under.
+        """The first group's longest run of pages, from the first, of any one history, whatever they are rotated under.
 
         Args:
             digests: of the pages to look for.
@@ -108,9 +124,9 @@ class PrefixIndex:
         for digest in digests:
             start = len(levels) * self._page_size
             level: dict[tuple[Segment, ...], CachedPage] = {}
-            for (history, own), page in self._pages.get(digest, {}).items():
+            for (history, own, group), page in self._pages.get(digest, {}).items():
                 reached = not levels or history_until(history, start) in levels[-1]
-                if reached and (own == plan or history not in level):
+                if group == 0 and reached and (own == plan or history not in level):
                     level[history] = CachedPage(page, own)
             if not level:
                 break
@@ -120,6 +136,17 @@ class PrefixIndex:
         runs = {history: self._run(levels, history) for history in levels[-1]}
         history = max(runs, key=lambda history: sum(cached.plan == plan for cached in runs[history]))
         return runs[history], history
+
+    def _look_up(
+        self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int
+    ) -> Iterator[int | None]:
+        variant, same_until = Variant((), plan, group), 0
+        for number, digest in enumerate(digests, start=1):
+            end = number * self._page_size
+            if end > same_until:
+                variant = Variant(history_until(history, end), plan, group)
+                same_until = next((segment.start for segment in history if segment.start >= end), sys.maxsize)
+            yield self._pages.get(digest, {}).get(variant)
 
     def _run(
         self, levels: Sequence[Mapping[tuple[Segment, ...], CachedPage]], history: tuple[Segment, ...]

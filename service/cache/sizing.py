@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from service.cache.needs import PageNeeds
 from service.cache.pool import CacheShape
 from service.errors import StartupError
 
@@ -13,7 +14,13 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 CUDA_SHARE = 0.85  # of the device memory that is free once the model is loaded
 
 
-def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | float | None, max_length: int) -> int:
+def choose_num_pages(
+    shape: CacheShape,
+    device: torch.device,
+    memory: int | float | None,
+    max_length: int,
+    needs: PageNeeds | None = None,
+) -> int:
     """Pages for a cache.
 
     Args:
@@ -21,16 +28,19 @@ def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | floa
         device: where it lives.
         memory: bytes to use, or as a float the share of what is free; None for a share that suits the device.
         max_length: tokens of the longest request, which must fit.
+        needs: which of its pages each group of layers needs; None where there is one group, which needs all.
 
     Raises:
         StartupError: the longest request does not fit.
     """
     asked, source = _bytes_to_use(device, memory)
     num_pages = asked // shape.page_bytes
-    needed = -(-max_length // shape.page_size)
+    needs = needs or PageNeeds(shape.page_size)
+    needed = needs.most(max_length)
     if num_pages < needed:
+        tokens = int(needs.sequences(num_pages, max_length) * max_length)
         raise StartupError(
-            f"{source} is {asked} bytes, which holds {num_pages * shape.page_size} tokens; "
+            f"{source} is {asked} bytes, which holds {tokens} tokens; "
             f"one request of the maximum length {max_length} needs {needed * shape.page_bytes} bytes: "
             "raise kv-cache-memory or lower max-model-len"
         )

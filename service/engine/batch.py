@@ -1,7 +1,7 @@
 """Tensors for one step. Knows sequences and the layout of the pool; does not run a model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from model_patches.attention import PagedBatch
 from model_patches.pages import KeyValuePages
 from model_patches.plan import PositionPlan
 from service import core
+from service.cache.groups import LayerGroup
 
 Integers = npt.NDArray[np.int64]
 
@@ -32,14 +33,16 @@ def build(
     layers: Sequence[KeyValuePages],
     plan_row: Callable[[PositionPlan], int],
     device: torch.device,
+    groups: Sequence[LayerGroup] = (),
 ) -> StepTensors:
     """Lay out a step.
 
     Args:
         step: how many tokens of each sequence to compute; their pages are allocated.
-        layers: the pool.
+        layers: of the model, each one's place in the pool.
         plan_row: the number of a plan for the model.
         device: where the model runs.
+        groups: of layers that keep pages of their own; none where all layers keep the same and see everything.
 
     Returns:
         T = the sum of the step's tokens. Logits are asked for where `Sequence.logits_wanted` says so.
@@ -65,7 +68,7 @@ def build(
         positions=_on(device, positions),
         plan_rows=_on(device, plan_rows[rows]),
         logits_at=_on(device, np.asarray(logits_at, np.int64)),
-        batch=_page(step, positions, rows, starts, counts, layers, device),
+        batch=_page(step, positions, rows, starts, counts, layers, device, groups),
     )
 
 
@@ -77,6 +80,7 @@ def _page(
     counts: Integers,
     layers: Sequence[KeyValuePages],
     device: torch.device,
+    groups: Sequence[LayerGroup],
 ) -> PagedBatch:
     """Find every token's place in the pool.
 
@@ -86,29 +90,54 @@ def _page(
         rows: int64 [T], which of the step's N sequences a token is of.
         starts: int64 [N], the position of each sequence's first token in this step.
         counts: int64 [N], how many of them there are.
-        layers: the pool.
+        layers: of the model, each one's place in the pool.
         device: where the model runs.
+        groups: as for `build`.
     """
     page_size = layers[0].keys.shape[1]
-    block_table = np.zeros((len(step), max(len(sequence.pages) for sequence in step)), np.int32)
-    for table, sequence in zip(block_table, step, strict=True):
-        table[: len(sequence.pages)] = sequence.pages
     pages, places = np.divmod(positions, page_size)
     ends = starts + counts
 
     def cumulative(lengths: Integers) -> torch.Tensor:
         return _on(device, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
-    return PagedBatch(
+    def placed(group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots and block table of one group of layers."""
+        tables = [sequence.tables[group] for sequence in step]
+        block_table = np.zeros((len(tables), max(table.end for table in tables)), np.int32)
+        for row, table in zip(block_table, tables, strict=True):
+            row[table.first : table.end] = table.pages
+        return _on(device, block_table[rows, pages].astype(np.int64) * page_size + places), _on(device, block_table)
+
+    slots, block_table = placed(0)
+    batch = PagedBatch(
         layers=layers,
         query_lengths=counts.tolist(),
         key_lengths=ends.tolist(),
-        slots=_on(device, block_table[rows, pages].astype(np.int64) * page_size + places),
-        block_table=_on(device, block_table),
+        slots=slots,
+        block_table=block_table,
         cu_seq_q=cumulative(counts),
         cu_seq_k=cumulative(ends),
         seqused_k=_on(device, ends.astype(np.int32)),
+        window=groups[0].window if groups else None,
     )
+    return batch if len(groups) <= 1 else _by_group(batch, groups, placed)
+
+
+def _by_group(
+    first: PagedBatch, groups: Sequence[LayerGroup], placed: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+) -> PagedBatch:
+    """The first group's batch with those of all groups beside it."""
+    others = [placed(group) for group in range(1, len(groups))]
+    batches = [
+        first,
+        *(
+            replace(first, slots=slots, block_table=block_table, window=group.window, _spans={})
+            for group, (slots, block_table) in zip(groups[1:], others, strict=True)
+        ),
+    ]
+    group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return replace(first, groups=batches, group_of=[group_of[layer] for layer in range(len(first.layers))])
 
 
 def _on(device: torch.device, numbers: npt.NDArray[Any]) -> torch.Tensor:

@@ -83,7 +83,7 @@ class Engine:
         metrics.cache_bytes.set(pages.num_pages * page_bytes)
         metrics.cache_pages.set(pages.num_pages)
         metrics.cache_page_tokens.set(pages.page_size)
-        metrics.cache_tokens.set(pages.num_pages * pages.page_size)
+        metrics.cache_tokens.set(pages.num_pages // scheduler.needs.groups * pages.page_size)
 
     def add(self, sequence: Sequence) -> None:
         """Admit a sequence. It must fit the cache whole."""

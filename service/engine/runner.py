@@ -1,6 +1,6 @@
 """Runs the model for one step. Knows the model and its pool of pages; does not choose what runs or what follows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +9,7 @@ from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.rerotation import PagesToMove, rerotate
 from service import core
+from service.cache.groups import LayerGroup
 from service.cache.pages import PageAllocator
 from service.engine import batch, sampler
 from service.scaling.policy import Policy
@@ -35,42 +36,58 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """The runner over a patched model and a pool of pages."""
+    """The runner over a patched model and a pool of pages.
 
-    def __init__(self, model: PatchedModel, layers: list[KeyValuePages]) -> None:
+    Attributes:
+        model: the model.
+        layers: for each of its layers, where that is in the pool: layers of different groups may share a place.
+    """
+
+    def __init__(self, model: PatchedModel, pool: list[KeyValuePages], groups: Sequence[LayerGroup] = ()) -> None:
+        """
+        Args:
+            model: the model.
+            pool: with a place for each layer of a page.
+            groups: of layers that keep pages of their own; none where all layers keep the same and see everything.
+        """
         self.model = model
-        self.layers = layers
+        self._groups = groups
+        place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
+        self.layers = [pool[place.get(layer, layer)] for layer in range(model.layers)]
 
     def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
-        tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device)
+        tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device, self._groups)
         return self.model.forward(
             tensors.token_ids, tensors.positions, tensors.plan_rows, tensors.logits_at, tensors.batch
         )
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
-        moves = [(move.source, move.target, move.number) for move in rerotation.moves]
-        pages = PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=self.model.device).unbind(dim=1))
         model = self.model
-        rerotate(
-            self.layers,
-            pages,
-            rerotation.old,
-            rerotation.new,
-            model.geometry.layout,
-            model.rotary_offset,
-            model.local_layers,
-        )
+        for number, layers in enumerate([group.layers for group in self._groups] or [range(model.layers)]):
+            moves = [(move.source, move.target, move.number) for move in rerotation.moves if move.group == number]
+            if not moves:
+                continue
+            rerotate(
+                [self.layers[layer] for layer in layers],
+                PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1)),
+                rerotation.old,
+                rerotation.new,
+                model.geometry.layout,
+                model.rotary_offset,
+                {place for place, layer in enumerate(layers) if layer in model.local_layers},
+            )
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)  # so that its time and its errors are its own
 
 
-def warm_up(runner: Runner, pages: PageAllocator, policy: Policy) -> None:
+def warm_up(runner: Runner, pages: PageAllocator, policy: Policy, groups: int = 1) -> None:
     """Run a short prefill and a decode of one sequence, so that no request pays for what happens only once."""
     choice = policy.choose(1, 1)
     sequence = core.Sequence("warm-up", [0, 0], choice, core.SamplingParams(max_tokens=1), deliver=lambda _: None)
-    sequence.pages = pages.allocate(1)
+    sequence.tables = [core.PageTable(0, pages.allocate(1)) for _ in range(groups)]
     for computed, tokens in ((0, 2), (1, 1)):
         sequence.num_computed = computed
         logits = runner.forward({sequence: tokens})
         sampler.sample(logits, sampler.prepare([sequence], logits.shape[-1], logits.device))
-    pages.release(sequence.pages)
+    for table in sequence.tables:
+        pages.release(table.pages)

@@ -1,13 +1,27 @@
 """Beginnings that sequences share: found in the cache for one that starts, offered to others as it is computed. Knows
 sequences and the index of pages; does not decide who starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model_patches.plan import PositionPlan
+from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
 from service.cache.prefix import CachedPage, Variant, extend_digests, history_until
-from service.core import PageMove, Rerotation, Segment, Sequence
+from service.core import PageMove, PageTable, Rerotation, Segment, Sequence
+
+
+class CachedTable(NamedTuple):
+    """What was found for one group of layers.
+
+    Attributes:
+        first: the number in the sequence of the first page.
+        pages: in order, without a gap, to the end of the prefix.
+    """
+
+    first: int
+    pages: list[CachedPage]
 
 
 @dataclass(frozen=True)
@@ -15,13 +29,15 @@ class Prefix:
     """Pages with which a sequence can start, and the state that it is in with them.
 
     Attributes:
-        pages: in order, from the first of the sequence.
+        length: pages of the sequence that it covers.
+        tables: for each group of layers, those of them that the token after the prefix sees.
         history: the sequence's, those segments included that the pages went through under others.
         stage: the segment of the history whose plan the pages are to be rotated under.
         others: how many of the pages were computed, or rotated on the way, otherwise than the sequence would have.
     """
 
-    pages: list[CachedPage]
+    length: int
+    tables: list[CachedTable]
     history: list[Segment]
     stage: int
     others: int = 0
@@ -33,19 +49,21 @@ class Prefix:
     @property
     def foreign(self) -> list[CachedPage]:
         """Pages that are rotated under another plan, so that they have to be copied and re-rotated."""
-        return [cached for cached in self.pages if cached.plan != self.plan]
+        return [cached for table in self.tables for cached in table.pages if cached.plan != self.plan]
 
 
 class Prefixes:
     """The shared beginnings of one pool of pages."""
 
-    def __init__(self, pages: PageAllocator, *, enabled: bool) -> None:
+    def __init__(self, pages: PageAllocator, needs: PageNeeds, *, enabled: bool) -> None:
         """
         Args:
             pages: the pool.
+            needs: which pages of a sequence each group of layers needs.
             enabled: where it is false, nothing is found or offered.
         """
         self._pages = pages
+        self._needs = needs
         self.enabled = enabled
 
     def candidates(self, sequence: Sequence) -> Iterator[Prefix]:
@@ -61,11 +79,11 @@ class Prefixes:
             pristine = len(sequence.history) == 1 and sequence.rung == 0 and not sequence.output
             if sequence.choice.prefix_reuse == "rerotate" and pristine:
                 any_plan = self._of_any_history(sequence)
-                if len(any_plan.pages) > len(same_plan.pages):
+                if any_plan.length > same_plan.length:
                     yield any_plan
-            if same_plan.pages:
+            if same_plan.length:
                 yield same_plan
-        yield Prefix([], sequence.history, 0)
+        yield self._nothing(sequence)
 
     def attach(self, sequence: Sequence, prefix: Prefix, spare: int) -> list[Rerotation] | None:
         """Give a sequence a prefix and pages for the rest of its known tokens.
@@ -79,30 +97,44 @@ class Prefixes:
             What has to be re-rotated before the sequence's first step; None where there are too few free pages, and
             then nothing has changed.
         """
-        shared = [cached.page for cached in prefix.pages]
+        needs, num_tokens = self._needs, sequence.num_tokens
+        shared = [cached.page for table in prefix.tables for cached in table.pages]
         foreign = prefix.foreign
         self._pages.share(shared)
-        missing = self._pages.pages_for(sequence.num_tokens) - len(shared) + len(foreign)
+        ends = [needs.end(group, table.first, num_tokens) for group, table in enumerate(prefix.tables)]
+        needed = sum(end - table.first for table, end in zip(prefix.tables, ends, strict=True))
+        missing = needed - len(shared) + len(foreign)
         if missing + spare > self._pages.num_free:
             self._pages.release(shared)
             return None
         fresh = self._pages.allocate(missing)
         moves: dict[PositionPlan, list[PageMove]] = {}
-        for number, cached in enumerate(prefix.pages):
-            if cached.plan != prefix.plan:
-                move = PageMove(cached.page, fresh.pop(), number)
-                moves.setdefault(cached.plan, []).append(move)
-                shared[number] = move.target
+        tables = []
+        for group, (found, end) in enumerate(zip(prefix.tables, ends, strict=True)):
+            pages = []
+            for number, cached in enumerate(found.pages, start=found.first):
+                page = cached.page
+                if cached.plan != prefix.plan:
+                    page = fresh.pop()
+                    moves.setdefault(cached.plan, []).append(PageMove(cached.page, page, number, group))
+                pages.append(page)
+            rest = end - found.first - len(pages)
+            pages += fresh[:rest]
+            del fresh[:rest]
+            tables.append(PageTable(found.first, pages))
         # What is copied may be handed out already: it is written by the next step, or by a re-rotation that comes later
         # in the same list, which is carried out in order.
         self._pages.release([cached.page for cached in foreign])
-        page_size = self._pages.page_size
-        sequence.pages = shared + fresh
+        sequence.tables = tables
+        sequence.num_placed = min(ends) * self._pages.page_size
         sequence.history, sequence.stage = prefix.history, prefix.stage
-        sequence.num_computed = len(shared) * page_size
-        sequence.num_indexed = len(shared)
-        sequence.num_private = len(shared) if prefix.others else 0
-        return [Rerotation(sequence, old, prefix.plan, pages, len(pages) * page_size) for old, pages in moves.items()]
+        sequence.num_computed = prefix.length * self._pages.page_size
+        sequence.num_indexed = prefix.length
+        sequence.num_private = prefix.length if prefix.others else 0
+        return [
+            Rerotation(sequence, old, prefix.plan, moved, len({move.number for move in moved}) * self._pages.page_size)
+            for old, moved in moves.items()
+        ]
 
     def offer(self, sequence: Sequence) -> None:
         """Make the full pages that a sequence has computed known to others."""
@@ -111,10 +143,11 @@ class Prefixes:
             return
         self._digest(sequence)
         for number in range(max(sequence.num_indexed, sequence.num_private), full):
-            page = sequence.pages[number]
-            if page not in self._pages.index:
-                history = history_until(sequence.history, (number + 1) * self._pages.page_size)
-                self._pages.index.add(page, sequence.page_digests[number], Variant(history, sequence.plan))
+            history = history_until(sequence.history, (number + 1) * self._pages.page_size)
+            for group, table in enumerate(sequence.tables):
+                page = table.pages[number - table.first] if number >= table.first else None
+                if page is not None and page not in self._pages.index:
+                    self._pages.index.add(page, sequence.page_digests[number], Variant(history, sequence.plan, group))
         sequence.num_indexed = full
 
     def _digest(self, sequence: Sequence) -> None:
@@ -125,29 +158,62 @@ class Prefixes:
         end = min(sequence.num_tokens, sequence.choice.rungs[sequence.rung].max_length)
         return sequence.page_digests[: (end - 1) // self._pages.page_size]
 
+    def _nothing(self, sequence: Sequence) -> Prefix:
+        return Prefix(0, [CachedTable(0, []) for _ in self._needs.windows], sequence.history, 0)
+
     def _of_own_history(self, sequence: Sequence) -> Prefix:
         """Pages computed as this sequence would compute them, at the latest stage of its history that they reach."""
         digests, page_size = self._usable(sequence), self._pages.page_size
         history = sequence.history
         for stage in range(len(history) - 1, -1, -1):
             most = (history[stage + 1].start - 1) // page_size if stage + 1 < len(history) else len(digests)
-            found = self._pages.index.find(digests[:most], history, history[stage].plan)
-            if found and len(found) * page_size >= history[stage].start:
-                return Prefix([CachedPage(page, history[stage].plan) for page in found], history, stage)
-        return Prefix([], history, 0)
+            plan = history[stage].plan
+            found = self._find(digests[:most], history, plan)
+            length = self._needs.longest_prefix(found)
+            if length and length * page_size >= history[stage].start:
+                own = [[None if page is None else CachedPage(page, plan) for page in pages] for pages in found]
+                return Prefix(length, self._tables(length, own), history, stage)
+        return self._nothing(sequence)
+
+    def _find(self, digests: list[bytes], history: list[Segment], plan: PositionPlan) -> list[list[int | None]]:
+        """For each group what there is of its pages; of one that needs all of them the run from the first."""
+        index = self._pages.index
+        found: list[list[int | None]] = []
+        for group, window in enumerate(self._needs.windows):
+            if window is None:
+                found.append([*index.find(digests, history, plan, group)])
+            else:
+                found.append(index.find_each(digests, history, plan, group))
+            digests = digests[: len(found[-1])]
+        return found
 
     def _of_any_history(self, sequence: Sequence) -> Prefix:
         """Pages computed under any plans, for a sequence that has not been computed yet itself."""
         [own] = sequence.history
-        pages, past = self._pages.index.find_any(self._usable(sequence), own.plan)
-        if not pages:
-            return Prefix([], sequence.history, 0)
-        ends = range(self._pages.page_size, (len(pages) + 1) * self._pages.page_size, self._pages.page_size)
+        digests, page_size = self._usable(sequence), self._pages.page_size
+        run, past = self._pages.index.find_any(digests, own.plan)
+        others = range(1, self._needs.groups)
+        find = self._pages.index.find_each_rotated
+        found: list[list[CachedPage | None]] = [[*run]]
+        found += [find(digests[: len(run)], past, own.plan, group) for group in others]
+        length = self._needs.longest_prefix(found)
+        if not length:
+            return self._nothing(sequence)
+        tables = self._tables(length, found)
         own_way = sum(
-            cached.plan == own.plan and history_until(past, end) == (own,)
-            for cached, end in zip(pages, ends, strict=True)
+            history_until(past, (number + 1) * page_size) == (own,)
+            and all(table.pages[number - table.first].plan == own.plan for table in tables if number >= table.first)
+            for number in range(length)
         )
-        history = list(past)
+        history = list(history_until(past, length * page_size))
         if history[-1].plan != own.plan:
-            history.append(Segment(len(pages) * self._pages.page_size, own.plan))
-        return Prefix(pages, history, len(history) - 1, others=len(pages) - own_way)
+            history.append(Segment(length * page_size, own.plan))
+        return Prefix(length, tables, history, len(history) - 1, others=length - own_way)
+
+    def _tables(self, length: int, found: Iterable[list[CachedPage | None]]) -> list[CachedTable]:
+        """Of what was found, the pages that the token after a prefix sees."""
+        firsts = (self._needs.first(group, length * self._pages.page_size) for group in range(self._needs.groups))
+        return [
+            CachedTable(first, [page for page in pages[first:length] if page is not None])
+            for first, pages in zip(firsts, found, strict=True)
+        ]

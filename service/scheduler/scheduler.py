@@ -3,7 +3,9 @@
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterable
 
+from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
 from service.core import PageMove, Rerotation, Segment, Sequence
 from service.scheduler.pace import Pace
@@ -23,9 +25,10 @@ class Scheduler:
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
     by prompts that arrived while it could have been served. While requests decode, `pace` says how much the prompts get.
 
-    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others. When
-    a running one needs a page and none is free, the youngest gives its pages back and is computed again later; its
-    output so far is kept.
+    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others; of
+    layers that see a window only, for as many as it will ever need there. What falls behind a window is given back as
+    the sequence advances. When a running one needs a page and none is free, the youngest gives its pages back and is
+    computed again later; its output so far is kept.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Scheduler:
         prefix_caching: bool = True,
         refresh_tokens: int = 0,
         decode_step_seconds: float = 0,
+        windows: Iterable[int | None] = (None,),
     ) -> None:
         """
         Args:
@@ -46,6 +50,8 @@ class Scheduler:
             prefix_caching: whether full pages are kept for other sequences with the same beginning.
             refresh_tokens: how many of the latest tokens are computed again after a re-rotation by growth.
             decode_step_seconds: how long a step that decodes should take, see `Pace`.
+            windows: for each group of layers, how many of the latest tokens it sees, the token itself included; None
+                for all.
         """
         assert max_batch_tokens >= max_running
         self.pages = pages
@@ -56,14 +62,17 @@ class Scheduler:
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
         self._refresh_tokens = refresh_tokens
-        self._prefixes = Prefixes(pages, enabled=prefix_caching)
+        self.needs = PageNeeds(
+            pages.page_size, tuple(windows), max_batch_tokens=max_batch_tokens, refresh_tokens=refresh_tokens
+        )
+        self._prefixes = Prefixes(pages, self.needs, enabled=prefix_caching)
         self._rerotations: list[Rerotation] = []
         self._promotions: list[Sequence] = []
         self._clock = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Whole, it must fit the pool."""
-        assert self.pages.pages_for(sequence.num_tokens_at_most) <= self.pages.num_pages
+        assert self.needs.most(sequence.num_tokens_at_most) <= self.pages.num_pages
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -128,8 +137,8 @@ class Scheduler:
 
     def _start_waiting(self) -> None:
         while self.waiting and len(self.running) < self._max_running:
-            # One page to spare for each sequence that runs already, or the newcomer would soon be preempted.
-            if not self._attach_pages(self.waiting[0], spare=len(self.running)):
+            # A page to spare for each sequence that runs already, or the newcomer would soon be preempted.
+            if not self._attach_pages(self.waiting[0], spare=len(self.running) * self.needs.groups):
                 return
             self.running.append(self.waiting.popleft())
 
@@ -147,13 +156,38 @@ class Scheduler:
         return False
 
     def _extend(self, sequence: Sequence, step: dict[Sequence, int]) -> bool:
-        """Make sure that a sequence has pages for all its known tokens; False if it had to give way itself."""
-        while (missing := self.pages.pages_for(sequence.num_tokens) - len(sequence.pages)) > self.pages.num_free:
+        """Make sure that a sequence has pages for its next step; False if it had to give way itself."""
+        if self.needs.has_windows:
+            self._give_back(sequence)
+        elif sequence.num_tokens <= sequence.num_placed:
+            return True
+        while self._missing(sequence, sequence.num_tokens) > self.pages.num_free:
             if self._preempt_youngest(step) is sequence:
                 return False
-        if missing > 0:
-            sequence.pages += self.pages.allocate(missing)
+        self._place(sequence, sequence.num_tokens)
         return True
+
+    def _missing(self, sequence: Sequence, tokens: int) -> int:
+        """How many pages a sequence lacks for so many tokens."""
+        ends = (self.needs.end(group, table.first, tokens) for group, table in enumerate(sequence.tables))
+        return sum(max(0, end - table.end) for table, end in zip(sequence.tables, ends, strict=True))
+
+    def _place(self, sequence: Sequence, tokens: int) -> None:
+        """Give a sequence the pages that it lacks for so many tokens; they are free."""
+        for group, table in enumerate(sequence.tables):
+            missing = self.needs.end(group, table.first, tokens) - table.end
+            if missing > 0:
+                table.pages += self.pages.allocate(missing)
+        sequence.num_placed = min(table.end for table in sequence.tables) * self.pages.page_size
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Return the pages that are behind the windows of all tokens still to be computed."""
+        for group, table in enumerate(sequence.tables):
+            behind = self.needs.first(group, sequence.num_computed) - table.first
+            if behind > 0:
+                self.pages.release(table.pages[:behind])
+                del table.pages[:behind]
+                table.first += behind
 
     def _keep_draft(self, sequence: Sequence, room: int) -> int:
         """Cut a sequence's draft to what there is room for, without taking a page from anybody.
@@ -166,10 +200,11 @@ class Scheduler:
             How many tokens of the draft are left.
         """
         if sequence.draft:
-            free = (len(sequence.pages) + self.pages.num_free) * self.pages.page_size - sequence.num_tokens
+            more = self.pages.num_free // self.needs.groups * self.pages.page_size
+            free = sequence.num_placed + more - sequence.num_tokens
             sequence.draft = sequence.draft[: max(0, min(room, free))]
-            missing = self.pages.pages_for(sequence.num_tokens + len(sequence.draft)) - len(sequence.pages)
-            sequence.pages += self.pages.allocate(max(0, missing))
+            if sequence.num_tokens + len(sequence.draft) > sequence.num_placed:
+                self._place(sequence, sequence.num_tokens + len(sequence.draft))
         return len(sequence.draft)
 
     def _change_plan(self, sequence: Sequence) -> None:
@@ -179,7 +214,7 @@ class Scheduler:
             self._begin_again(sequence)
             return
         moves = self._own_pages(sequence)
-        if sequence.pages:  # it did not have to give way
+        if sequence.tables:  # it did not have to give way
             old, tokens = sequence.plan, sequence.num_computed
             if replayed:
                 sequence.stage += 1
@@ -218,22 +253,26 @@ class Scheduler:
         Returns:
             Where each page's content is and where it belongs; none if the sequence had to give way.
         """
-        pages = sequence.pages[: self.pages.pages_for(sequence.num_computed)]
+        self._give_back(sequence)
+        written = self.pages.pages_for(sequence.num_computed)
+        pages = [page for table in sequence.tables for page in table.pages[: written - table.first]]
         while sum(self.pages.holders(page) > 1 for page in pages) > self.pages.num_free:
             if self._preempt_youngest({}) is sequence:
                 return []
         # Room as at the start of a sequence: a page to spare for each that runs.
-        keep_known = sum(page in self.pages.index for page in pages) + len(self.running) <= self.pages.num_free
+        spare = len(self.running) * self.needs.groups
+        keep_known = sum(page in self.pages.index for page in pages) + spare <= self.pages.num_free
         moves = []
-        for number, source in enumerate(pages):
-            target, known = source, source in self.pages.index
-            if self.pages.holders(source) > 1 or (known and keep_known):
-                [target] = self.pages.allocate(1)
-                self.pages.release([source])
-            elif known:
-                self.pages.index.forget(source)
-            moves.append(PageMove(source, target, number))
-            sequence.pages[number] = target
+        for group, table in enumerate(sequence.tables):
+            for place, source in enumerate(table.pages[: written - table.first]):
+                target, known = source, source in self.pages.index
+                if self.pages.holders(source) > 1 or (known and keep_known):
+                    [target] = self.pages.allocate(1)
+                    self.pages.release([source])
+                elif known:
+                    self.pages.index.forget(source)
+                moves.append(PageMove(source, target, table.first + place, group))
+                table.pages[place] = target
         return moves
 
     def _preempt_youngest(self, step: dict[Sequence, int]) -> Sequence:
@@ -251,7 +290,8 @@ class Scheduler:
         self.waiting.insert(position, sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self.pages.release(sequence.pages)
+        for table in sequence.tables:
+            self.pages.release(table.pages)
         self._rerotations = [rerotation for rerotation in self._rerotations if rerotation.sequence is not sequence]
-        sequence.pages, sequence.draft = [], []
-        sequence.num_computed = sequence.stage = sequence.num_indexed = sequence.num_private = 0
+        sequence.tables, sequence.draft = [], []
+        sequence.num_computed = sequence.stage = sequence.num_indexed = sequence.num_private = sequence.num_placed = 0

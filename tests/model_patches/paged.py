@@ -100,6 +100,15 @@ def random_batch(
     )
 
 
+def forget_what_is_behind(given: RandomBatch, window: int) -> None:
+    """Let the block table name, for pages before the window of a sequence's every query, one that holds NaN."""
+    page_size = given.batch.layers[0].keys.shape[1]
+    table = given.batch.block_table
+    [unused, *_] = set(range(given.batch.layers[0].keys.shape[0])) - set(table.flatten().tolist())
+    for row, query, key in zip(table, given.batch.query_lengths, given.batch.key_lengths, strict=True):
+        row[: max(0, key - query - window + 1) // page_size] = unused
+
+
 def _nan_pages(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> PagedTensor:
     pages = PagedTensor.allocate(shape, dtype, torch.device(device))
     pages.store(torch.arange(shape[0], device=device), torch.full(shape, torch.nan, device=device))

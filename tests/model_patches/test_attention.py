@@ -1,6 +1,7 @@
 """Paged attention against its definition in float64."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
 from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import ops
-from tests.model_patches.paged import RandomBatch, attention_by_definition, random_batch
+from tests.model_patches.paged import RandomBatch, attention_by_definition, forget_what_is_behind, random_batch
 
 SCALE = 0.3
 MODULE = SimpleNamespace(layer_idx=0)
@@ -99,6 +100,25 @@ def test_what_attention_does_not_know_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"SimpleNamespace asks attention for {name}"):
         run(batch, None, **{name: torch.ones(1)})
     run(batch, None, **{name: None}, dropout=0.0)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_pages_before_the_window_are_not_read(window: int, soft_cap: float | None) -> None:
+    batch = random_batch([(1, 23), (5, 30), (2, 9)], heads=4, kv_heads=2)
+    expected = attention_by_definition(batch, SCALE, window, soft_cap=soft_cap)
+    forget_what_is_behind(batch, window)
+    torch.testing.assert_close(run(batch, window, softcap=soft_cap).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_sees_further_than_its_pages_reach_is_refused() -> None:
+    batch = random_batch([(1, 9)], heads=2, kv_heads=1)
+    batch = replace(batch, batch=replace(batch.batch, window=4))
+    run(batch, 4)
+    with pytest.raises(UnsupportedModelError, match="of layer 0 sees 5 tokens, but its pages hold the last 4 only"):
+        run(batch, 5)
+    with pytest.raises(UnsupportedModelError, match="sees all tokens"):
+        run(batch, None)
 
 
 def test_a_module_that_sees_tokens_ahead_is_refused() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
+from service.cache.groups import LayerGroup, group_layers, layers_of_a_page
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.core import SamplingParams, Sequence
@@ -87,8 +88,8 @@ def stock_logits(model: Any, tokens: list[int], start: int) -> torch.Tensor:
 class RecordingRunner(ModelRunner):
     """Keeps each sequence's rows of logits, in order."""
 
-    def __init__(self, model: PatchedModel, layers: list[KeyValuePages]) -> None:
-        super().__init__(model, layers)
+    def __init__(self, model: PatchedModel, pool: list[KeyValuePages], groups: tuple[LayerGroup, ...] = ()) -> None:
+        super().__init__(model, pool, groups)
         self.rows: dict[str, list[torch.Tensor]] = {}
         self.steps: list[dict[str, int]] = []
 
@@ -119,8 +120,10 @@ class RealEngine:
 
     def __post_init__(self) -> None:
         patched = PatchedModel(self.model, self.policy.geometry, fuse=self.fuse)
+        limits = {"max_batch_tokens": self.max_batch_tokens, "refresh_tokens": self.refresh_tokens}
+        self.groups = group_layers(patched.windows, self.page_size, self.policy.max_length, **limits)
         shape = CacheShape(
-            layers=patched.layers,
+            layers=layers_of_a_page(self.groups),
             page_size=self.page_size,
             kv_heads=patched.kv_heads,
             key_dim=patched.key_dim,
@@ -128,14 +131,14 @@ class RealEngine:
             dtype=self.kv_dtype or patched.dtype,
         )
         self.pages = PageAllocator(self.num_pages, self.page_size)
-        layers = allocate_pool(shape, self.num_pages, patched.device)
-        self.runner = RecordingRunner(patched, layers)
+        pool = allocate_pool(shape, self.num_pages, patched.device)
+        self.runner = RecordingRunner(patched, pool, self.groups)
         self.scheduler = Scheduler(
             self.pages,
             max_running=self.max_running,
-            max_batch_tokens=self.max_batch_tokens,
             prefix_caching=self.prefix_caching,
-            refresh_tokens=self.refresh_tokens,
+            windows=[group.window for group in self.groups],
+            **limits,
         )
         self.engine = Engine(
             self.runner, self.scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes

@@ -83,9 +83,10 @@ def test_the_unrotated_reference_is_transformers_where_nothing_grows(model: str)
 
 
 def keys_of(engine: GrowingRealEngine, sequence: Sequence, layer: int) -> torch.Tensor:
-    """The cached keys of a sequence, [tokens, kv_heads, key_dim]."""
-    keys = engine.runner.layers[layer].keys.load(torch.tensor(sequence.pages))
-    return keys.flatten(0, 1)[: sequence.num_computed]
+    """The cached keys of a sequence, [tokens, kv_heads, key_dim]: those that the layer needs still."""
+    [table] = (t for group, t in zip(engine.groups, sequence.tables, strict=True) if layer in group.layers)
+    keys = engine.runner.layers[layer].keys.load(torch.tensor(table.pages))
+    return keys.flatten(0, 1)[: sequence.num_computed - table.first * engine.page_size]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -195,7 +196,7 @@ def test_beside_a_growing_request_the_logits_of_a_native_one_are_bit_for_bit_the
     assert torch.equal(beside_growing, beside_static)
 
 
-@pytest.mark.parametrize("num_pages", [6, 40])  # pages are moved in place, or copied
+@pytest.mark.parametrize("num_pages", [18, 120])  # pages are moved in place, or copied
 def test_layers_with_a_rotation_of_their_own_keep_it(num_pages: int) -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     rope = {
@@ -203,16 +204,18 @@ def test_layers_with_a_rotation_of_their_own_keep_it(num_pages: int) -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     shape = {**SHAPE, "rope_parameters": rope, "head_dim": 16}
-    engine = serving(Gemma3TextConfig(**shape, sliding_window=8, layer_types=kinds), num_pages=num_pages)
+    config = Gemma3TextConfig(**shape, sliding_window=8, layer_types=kinds)
+    engine = serving(config, num_pages=num_pages, max_batch_tokens=16)
     sequence = engine.add("a", random_tokens(12), 11)
     while sequence.num_computed < NATIVE_LENGTH:
         engine.engine.step()
-    old, pages = sequence.plan, list(sequence.pages)
+    old, pages = sequence.plan, list(sequence.tables[0].pages)
     before = [keys_of(engine, sequence, layer) for layer in range(3)]
     engine.engine.step()
     new = sequence.plan
-    assert (sequence.num_rerotations, sequence.pages[:2] == pages[:2]) == (1, num_pages == 6)
-    after = [keys_of(engine, sequence, layer)[:NATIVE_LENGTH] for layer in range(3)]
+    assert (sequence.num_rerotations, sequence.tables[0].pages[:2] == pages[:2]) == (1, num_pages == 18)
+    after = [keys_of(engine, sequence, layer)[: len(keys)] for layer, keys in enumerate(before)]
+    assert [len(keys) for keys in before] == [10, NATIVE_LENGTH, 10]  # the windows begin in the third page
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[2], after[2])
     turn = replace(new, inv_freq=tuple(b - a for a, b in zip(old.inv_freq, new.inv_freq, strict=True)))

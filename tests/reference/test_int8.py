@@ -11,7 +11,7 @@ from model_patches.loading.load import load_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
 from service.cache.pool import CacheShape, allocate_pool
-from service.core import SamplingParams, Sequence
+from service.core import PageTable, SamplingParams, Sequence
 from service.engine import batch
 from service.scaling.policy import Policy
 from tests.reference.text import real_text
@@ -34,7 +34,7 @@ def perplexity(folder: Path, kv_dtype: torch.dtype) -> float:
     layers = allocate_pool(shape, LENGTH // PAGE_SIZE, CPU)
     choice = policy.choose(LENGTH, 1)
     sequence = Sequence("text", tokens, choice, SamplingParams(max_tokens=1), deliver=lambda _: None)
-    sequence.pages = list(range(LENGTH // PAGE_SIZE))
+    sequence.tables = [PageTable(0, list(range(LENGTH // PAGE_SIZE)))]
     total = 0.0
     for start in range(0, LENGTH, STEP):
         sequence.num_computed = start

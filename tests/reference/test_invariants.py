@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from model_patches.loading.load import load_model
 from model_patches.rope_config import read_geometry
-from service.core import SamplingParams, Sequence
+from service.core import PageTable, SamplingParams, Sequence
 from service.scaling.policy import Policy
 from tests.reference.harness import RealEngine
 
@@ -27,7 +27,7 @@ def sequence(engine: RealEngine, prompt_tokens: int, seed: int, computed: int = 
     prompt = torch.randint(100, 40000, (prompt_tokens,), generator=generator).tolist()
     choice = engine.policy.choose(prompt_tokens, 8)
     made = Sequence(f"{seed}", prompt, choice, SamplingParams(max_tokens=8), deliver=lambda _: None)
-    made.pages = engine.pages.allocate(engine.pages.pages_for(prompt_tokens + 8))
+    made.tables = [PageTable(0, engine.pages.allocate(engine.pages.pages_for(prompt_tokens + 8)))]
     if computed:
         engine.runner.forward({made: computed})
         made.num_computed = computed
@@ -46,7 +46,7 @@ def logits_beside(engine: RealEngine, partner: Sequence) -> torch.Tensor:
             ran.num_computed += count
             ran.output.append(1000 + ran.num_computed)
     for ran in (short, partner):
-        engine.pages.release(ran.pages)
+        engine.pages.release(ran.tables[0].pages)
     return torch.stack(rows)
 
 

@@ -22,6 +22,9 @@ from service.cli import load_settings
 from service.errors import StartupError
 from service.metrics import Metrics
 from service.settings import Settings
+from tests.reference.growing import tiny
+from tests.reference.supported import FAMILIES
+from tests.serving import byte_tokenizer
 
 
 def byte_level(dropped: str = "") -> Tokenizer:
@@ -82,6 +85,38 @@ def test_the_cache_is_of_the_type_that_was_asked_for(
     server = load(chosen, inspect(chosen), Metrics(CollectorRegistry()))  # runs a prefill and a decode to warm up
     server.engine.stop()
     assert [(shape.dtype, shape.key_dim, shape.value_dim) for shape in made] == [(KV_DTYPES[name], 64, 64)]
+
+
+@pytest.mark.parametrize(("length", "places"), [(256, 1), (24, 3)])
+def test_layers_that_see_windows_share_a_pool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: int, places: int
+) -> None:
+    config = FAMILIES["gemma3, windows with a base of their own"]
+    tiny(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    made: list[tuple[CacheShape, int]] = []
+
+    def record(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
+        made.append((shape, num_pages))
+        return allocate_pool(shape, num_pages, device)
+
+    monkeypatch.setattr("service.build.allocate_pool", record)
+    chosen = Settings.model_validate(
+        {
+            **{"model": str(tmp_path), "device": "cpu", "dtype": "float32", "max_batch_tokens": 32, "max_running": 8},
+            **{"kv_cache_memory": "1MiB", "max_model_len": length},
+        }
+    )
+    metrics = Metrics(CollectorRegistry())
+    server = load(chosen, inspect(chosen), metrics)  # runs a prefill and a decode to warm up
+    server.engine.stop()
+    [(shape, num_pages)] = made
+    page_bytes = places * 16 * 2 * (16 + 16) * 4
+    assert (shape.layers, shape.page_bytes, num_pages) == (places, page_bytes, 2**20 // page_bytes)
+    # 256 tokens are 16 pages; 19 + 32 tokens, wherever they begin, are in 5 at most of each windowed layer.
+    each = 16 + 2 * 5 if places == 1 else 24 / 16
+    assert metrics.registry.get_sample_value("ropewalk_kv_cache_max_length_requests") == pytest.approx(num_pages / each)
+    assert metrics.registry.get_sample_value("ropewalk_kv_cache_bytes") == num_pages * page_bytes
 
 
 def with_config(original: Path, folder: Path, **changes: Any) -> Path:

@@ -13,7 +13,7 @@ from model_patches.kernels import ops
 from model_patches.kernels.ops import Level
 from model_patches.pages import KeyValuePages
 from tests.model_patches.kernels.reference import attention_by_definition
-from tests.model_patches.paged import RandomBatch, random_batch
+from tests.model_patches.paged import RandomBatch, forget_what_is_behind, random_batch
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -167,6 +167,17 @@ def test_logits_of_any_size_neither_overflow_nor_vanish(level: Level, dtype: tor
     output = attend(batch, level=level)
     assert output.isfinite().all()
     torch.testing.assert_close(output.double(), attention_by_definition(batch, SCALE), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("kept_as", [None, torch.int8])
+@pytest.mark.parametrize("window", [1, 17, 130, 700])
+def test_pages_before_the_window_are_not_read(window: int, kept_as: torch.dtype | None, level: Level) -> None:
+    batch = random_batch(LONG, heads=4, kv_heads=2, head_dim=16, page_size=16, kept_as=kept_as)
+    expected = attend(batch, window=window, level=level)
+    assert torch.isfinite(expected).all()
+    forget_what_is_behind(batch, window)
+    assert torch.equal(attend(batch, window=window, level=level), expected)
 
 
 def test_queries_may_be_strided_views_of_a_joined_product() -> None:

@@ -109,10 +109,11 @@ class Decoder:
         }
         return {
             **tokens,
-            "slots": torch.tensor(slots),
+            "slots": [torch.tensor(slots)],
             "cu_seq_q": pad(lengths.cumsum(0), (1, 0)).int(),
             "key_lengths": torch.tensor(upto, dtype=torch.int32),
-            "block_table": torch.tensor([table + [0] * (most - len(table)) for table in tables], dtype=torch.int32),
+            "block_tables": [torch.tensor([table + [0] * (most - len(table)) for table in tables], dtype=torch.int32)],
+            "group_of": [0] * len(self.layers),
             "logits_at": torch.arange(len(slots)),
             **{"keys": self.keys, "values": self.values, "key_scales": [], "value_scales": [], "deterministic": False},
         }
@@ -293,13 +294,17 @@ def test_more_tokens_than_ever_before_and_then_fewer_leave_nothing_behind() -> N
         ({"key_lengths": torch.tensor([9], dtype=torch.int32)}, "lengths and pages disagree"),
         ({"key_lengths": torch.tensor([7], dtype=torch.int32)}, "lengths and pages disagree"),
         ({"cu_seq_q": torch.tensor([0, 7], dtype=torch.int32)}, "cu_seq_q"),
-        ({"slots": torch.arange(1, 9) * PAGE_SIZE * PAGES // 8}, "slot"),
-        ({"slots": torch.arange(7)}, "slots"),
+        ({"slots": [torch.arange(1, 9) * PAGE_SIZE * PAGES // 8]}, "slot"),
+        ({"slots": [torch.arange(7)]}, "slots"),
+        ({"slots": []}, "slots"),
+        ({"group_of": []}, "group_of"),
+        ({"group_of": [1, 0]}, "in none of the groups"),
+        ({"group_of": [0, -1]}, "in none of the groups"),
         ({"embedded": torch.zeros(8, 39, dtype=torch.bfloat16)}, "embedded"),
         ({"cos": torch.zeros(8, 9)}, "cos"),
         ({"sin": torch.zeros(8, 7)}, "sin"),
         ({"keys": []}, "pages"),
-        ({"block_table": torch.zeros(1, 2, dtype=torch.int64)}, "block_table"),
+        ({"block_tables": [torch.zeros(1, 2, dtype=torch.int64)]}, "block_table"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:

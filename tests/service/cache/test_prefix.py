@@ -172,6 +172,23 @@ def test_a_run_does_not_go_on_with_a_page_whose_past_was_computed_otherwise() ->
     assert index.find_any(DIGESTS, P2) == ([CachedPage(page, P0) for page in (0, 1)], (Segment(0, P0),))
 
 
+def test_pages_of_another_group_of_layers_are_others() -> None:
+    index, [digest, after] = PrefixIndex(PAGE_SIZE), digests_of(list(range(2 * PAGE_SIZE)))
+    one, other = plan(1), plan(2)
+    past = (Segment(0, one),)
+    for page, variant in enumerate([Variant(past, one), Variant(past, one, 1), Variant(past, other, 1)]):
+        index.add(page, digest, variant)
+    index.add(3, after, Variant(past, one, 2))
+    digests = [digest, after]
+    assert index.find(digests, past, one) == [0]
+    assert index.find_any(digests, other) == ([CachedPage(0, one)], past)
+    assert index.find_each(digests, past, other, 1) == [2, None]
+    assert index.find_each(digests, past, one, 2) == [None, 3]
+    assert index.find_each_rotated(digests, past, other, 1) == [CachedPage(2, other), None]
+    assert index.find_each_rotated(digests, past, one, 1) == [CachedPage(1, one), None]
+    assert index.find_each_rotated(digests, (Segment(0, other),), one, 1) == [None, None]
+
+
 class IndexMachine(RuleBasedStateMachine):
     """Pages of random sequences are added and forgotten; a plain list remembers what each of them is."""
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.cache.needs import PageNeeds
 from service.cache.pool import CacheShape
 from service.cache.sizing import CPU_SHARE, CUDA_SHARE, choose_num_pages
 from service.errors import StartupError
@@ -44,6 +45,16 @@ def test_a_refusal_names_the_setting_and_every_number() -> None:
     assert str(refusal.value) == (
         "kv-cache-memory is 7685 bytes, which holds 40 tokens; one request of the maximum length 41 needs 8448 bytes: "
         "raise kv-cache-memory or lower max-model-len"
+    )
+
+
+def test_of_windowed_groups_the_longest_request_needs_what_it_ever_holds_at_once() -> None:
+    needs = PageNeeds(4, (None, 6), max_batch_tokens=8)  # 25 pages of 100 tokens, and 4
+    assert choose_num_pages(SHAPE, CPU, 29 * PAGE_BYTES, 100, needs) == 29
+    with pytest.raises(StartupError) as refusal:
+        choose_num_pages(SHAPE, CPU, 28 * PAGE_BYTES, 100, needs)
+    assert str(refusal.value).startswith(
+        "kv-cache-memory is 21504 bytes, which holds 96 tokens; one request of the maximum length 100 needs 22272 bytes"
     )
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_patches.pages import KeyValuePages, PagedTensor
-from service.core import SamplingParams, Sequence
+from service.cache.groups import LayerGroup
+from service.core import PageTable, SamplingParams, Sequence
 from service.engine import batch
 from service.scaling.policy import Policy, RopeWish
 from tests.fakes import GEOMETRY
@@ -61,7 +62,7 @@ def test_every_token_has_its_id_position_plan_and_slot(step_rows: list[Row], pag
             token_ids.append(known[position])
             positions.append(position)
             plan_rows.append(PLAN_ROWS[sequence.choice.plan])
-            slots.append(sequence.pages[position // page_size] * page_size + position % page_size)
+            slots.append(sequence.tables[0].pages[position // page_size] * page_size + position % page_size)
             if position == len(known) - 1:
                 logits_at.append(len(token_ids) - 1)
     assert built.token_ids.tolist() == token_ids
@@ -87,14 +88,37 @@ def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[R
     assert paged.cu_seq_q.tolist() == [sum(query_lengths[:row]) for row in range(len(step_rows) + 1)]
     assert paged.cu_seq_k.tolist() == [sum(key_lengths[:row]) for row in range(len(step_rows) + 1)]
     assert paged.seqused_k.tolist() == key_lengths
-    widest = max(len(sequence.pages) for sequence in step)
+    widest = max(len(sequence.tables[0].pages) for sequence in step)
     assert paged.block_table.shape == (len(step), widest)
     for table, sequence in zip(paged.block_table.tolist(), step, strict=True):
-        assert table == sequence.pages + [0] * (widest - len(sequence.pages))
+        assert table == sequence.tables[0].pages + [0] * (widest - len(sequence.tables[0].pages))
     assert paged.layers is layers
     int32 = {paged.block_table, paged.cu_seq_q, paged.cu_seq_k, paged.seqused_k}
     assert {tensor.dtype for tensor in int32} == {torch.int32}
     assert paged.slots.dtype == torch.int64
+
+
+def test_each_group_of_layers_has_its_own_slots_and_block_table() -> None:
+    page_size = 4
+    groups = [LayerGroup((1,), None), LayerGroup((0, 2), 6)]
+    sequence = Sequence("a", list(range(30)), CHOICES[0], SamplingParams(1), deliver=lambda _: None)
+    sequence.num_computed = 21
+    sequence.tables = [PageTable(0, [7, 3, 9, 1, 8, 30, 31, 32]), PageTable(4, [20, 5, 6])]
+    short = Sequence("b", [1, 2, 3], CHOICES[0], SamplingParams(1), deliver=lambda _: None)
+    short.tables = [PageTable(0, [40]), PageTable(0, [41])]
+    layers = [empty_layer(page_size) for _ in range(3)]
+    step = {sequence: 5, short: 3}
+    paged = batch.build(step, layers, PLAN_ROWS.__getitem__, torch.device("cpu"), groups).batch
+    whole, windowed = paged.of_layer(1), paged.of_layer(0)
+    assert windowed is paged.of_layer(2)
+    assert (whole.window, windowed.window) == (None, 6)
+    assert whole.block_table.tolist() == [[7, 3, 9, 1, 8, 30, 31, 32], [40, *[0] * 7]]
+    assert windowed.block_table.tolist() == [[0, 0, 0, 0, 20, 5, 6], [41, *[0] * 6]]
+    assert whole.slots.tolist() == [121, 122, 123, 124, 125, 160, 161, 162]
+    assert windowed.slots.tolist() == [21, 22, 23, 24, 25, 164, 165, 166]
+    assert windowed.key_lengths == whole.key_lengths == [26, 3]
+    assert windowed.spans(6) is not whole.spans(6)
+    assert windowed.mask(5, 26, 6, torch.float32) is whole.mask(5, 26, 6, torch.float32)
 
 
 def empty_layer(page_size: int) -> KeyValuePages:
@@ -112,6 +136,6 @@ def make_step(step_rows: list[Row], page_size: int, random: Random) -> dict[Sequ
         sequence.output = [random.randrange(1000) for _ in range(row.output)]
         sequence.num_computed = row.computed
         needed = -(-(row.prompt + row.output) // page_size) + row.spare_pages
-        sequence.pages, free = free[:needed], free[needed:]
+        sequence.tables, free = [PageTable(0, free[:needed])], free[needed:]
         step[sequence] = row.tokens
     return step

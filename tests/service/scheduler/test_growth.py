@@ -97,13 +97,13 @@ def test_all_pages_with_computed_tokens_move_in_place_where_there_is_no_room_for
     load = Load(num_pages=5)
     sequence = load.add("a", PROMPT, max_tokens=5)
     load.run_until(sequence, NATIVE_LENGTH)
-    held = list(sequence.pages)
+    held = list(sequence.tables[0].pages)
     [rerotation] = load.step().rerotations
     assert rerotation.sequence is sequence
     assert (rerotation.old, rerotation.new) == sequence.choice.rungs[:2]
     assert rerotation.tokens == NATIVE_LENGTH
     assert rerotation.moves == [PageMove(page, page, number) for number, page in enumerate(held)]
-    assert sequence.pages[:3] == held
+    assert sequence.tables[0].pages[:3] == held
 
 
 @pytest.mark.parametrize(("num_pages", "kept"), [(6, True), (5, False)])
@@ -123,14 +123,14 @@ def shared_growth(load: Load) -> tuple[Sequence, Sequence]:
     load.step()
     second = load.add("second", [*PROMPT, 2], max_tokens=12)
     load.run_until(first, NATIVE_LENGTH)
-    assert first.pages[:2] == second.pages[:2]
+    assert first.tables[0].pages[:2] == second.tables[0].pages[:2]
     return first, second
 
 
 def test_pages_that_others_hold_are_copied_whatever_the_room_and_only_those() -> None:
     load = Load(num_pages=7)
     first, second = shared_growth(load)
-    before = list(first.pages)
+    before = list(first.tables[0].pages)
     assert second.num_computed < NATIVE_LENGTH
     load.scheduler.schedule()
     moved = load.scheduler.take_rerotations()
@@ -157,8 +157,8 @@ def test_of_two_that_grow_in_one_step_the_first_copies_and_the_second_moves_in_p
     second = load.add("second", [*PROMPT, 2], max_tokens=4)
     load.run_until(first, NATIVE_LENGTH)
     assert second.num_computed == NATIVE_LENGTH
-    shared = first.pages[:2]
-    assert second.pages[:2] == shared
+    shared = first.tables[0].pages[:2]
+    assert second.tables[0].pages[:2] == shared
     one, other = load.step().rerotations
     assert [move.source for move in one.moves[:2]] == shared
     assert not {move.target for move in one.moves} & set(shared)
@@ -175,7 +175,7 @@ def test_moved_pages_leave_the_index_and_return_to_it_under_their_history() -> N
     unscaled, scaled = sequence.choice.rungs[:2]
     digests = sequence.page_digests
     find, history = load.pages.index.find, [Segment(0, unscaled)]
-    assert find(digests[:2], history, unscaled) == sequence.pages[:2]
+    assert find(digests[:2], history, unscaled) == sequence.tables[0].pages[:2]
 
     load.scheduler.schedule()
     [rerotation] = load.scheduler.take_rerotations()
@@ -186,9 +186,9 @@ def test_moved_pages_leave_the_index_and_return_to_it_under_their_history() -> N
 
     assert find(digests[:2], history, unscaled) == []
     assert find(digests[:2], [Segment(0, scaled)], scaled) == []
-    assert find(digests[:2], history, scaled) == sequence.pages[:2]
+    assert find(digests[:2], history, scaled) == sequence.tables[0].pages[:2]
     load.scheduler.complete({sequence: 1})
-    assert find(digests, [Segment(0, unscaled), Segment(NATIVE_LENGTH, scaled)], scaled) == sequence.pages
+    assert find(digests, [Segment(0, unscaled), Segment(NATIVE_LENGTH, scaled)], scaled) == sequence.tables[0].pages
 
 
 def test_a_request_that_starts_under_the_grown_plan_does_not_find_what_was_computed_under_the_first() -> None:
@@ -216,7 +216,7 @@ def test_what_was_preempted_goes_through_the_same_history_again(
         load.step()
     history, output = list(sequence.history), list(sequence.output)
     load.scheduler._preempt_youngest({})
-    assert (sequence.stage, sequence.num_computed, sequence.pages) == (0, 0, [])
+    assert (sequence.stage, sequence.num_computed, sequence.tables) == (0, 0, [])
     replayed = []
     while sequence.num_computed < 22:
         step = load.step()
@@ -385,7 +385,7 @@ def test_a_rerotation_of_one_that_gave_way_in_the_same_step_is_not_carried_out()
     assert load.pages.num_free == 0
     step = load.step()  # one grows, and the other needs a page more
     assert (step.tokens, step.rerotations) == ({"old": 1}, [])
-    assert (growing.num_rerotations, growing.pages) == (1, [])
+    assert (growing.num_rerotations, growing.tables) == (1, [])
     load.run()
     for sequence in (old, growing):
         assert_as_alone(sequence)

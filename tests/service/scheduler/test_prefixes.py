@@ -45,9 +45,9 @@ def test_shared_pages_are_the_same_pages_and_what_follows_is_written_elsewhere()
     load.step()
     second = load.add("second", PROMPT, max_tokens=3)
     load.step()
-    assert first.pages[:2] == second.pages[:2]
-    assert first.pages[2] != second.pages[2]
-    assert [load.pages.holders(page) for page in first.pages] == [2, 2, 1]
+    assert first.tables[0].pages[:2] == second.tables[0].pages[:2]
+    assert first.tables[0].pages[2] != second.tables[0].pages[2]
+    assert [load.pages.holders(page) for page in first.tables[0].pages] == [2, 2, 1]
     load.run()
     assert_as_alone(first, second)
 
@@ -213,9 +213,9 @@ def test_pages_of_another_plan_are_copied_and_re_rotated_where_a_request_asks_fo
     assert rerotation.tokens == 8
     assert rerotation.moves == [
         PageMove(source, target, number)
-        for number, (source, target) in enumerate(zip(sources, sequence.pages[:2], strict=True))
+        for number, (source, target) in enumerate(zip(sources, sequence.tables[0].pages[:2], strict=True))
     ]
-    assert not set(sources) & set(sequence.pages)
+    assert not set(sources) & set(sequence.tables[0].pages)
     assert step.tokens == {"a": 1}
     assert (sequence.num_prefix_tokens, sequence.num_other_plan_prefix_tokens, sequence.num_rerotations) == (8, 8, 0)
     assert sequence.history == [Segment(0, unscaled), Segment(8, sequence.choice.plan)]
@@ -316,12 +316,12 @@ def test_a_request_for_which_nothing_fits_changes_nothing_and_waits() -> None:
     load.step()
     waiting = load.add("waiting", [*PROMPT, 1, 2, 3, 4], wish=ANY_PLAN)
     free, kept = load.pages.num_free, load.pages.num_kept
-    prefixes = Prefixes(load.pages, enabled=True)
+    prefixes = Prefixes(load.pages, load.scheduler.needs, enabled=True)
     for prefix in prefixes.candidates(waiting):
         assert prefixes.attach(waiting, prefix, spare=1) is None
         assert (load.pages.num_free, load.pages.num_kept) == (free, kept)
-        assert (waiting.pages, waiting.num_computed, waiting.stage) == ([], 0, 0)
-        assert [load.pages.holders(page) for page in running.pages] == [1, 1, 1]
+        assert (waiting.tables, waiting.num_computed, waiting.stage) == ([], 0, 0)
+        assert [load.pages.holders(page) for page in running.tables[0].pages] == [1, 1, 1]
     load.run()
     assert_as_alone(running)
     assert_as_its_history(waiting)

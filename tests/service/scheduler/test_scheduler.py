@@ -202,7 +202,7 @@ def test_when_pages_run_out_the_youngest_gives_way_and_waits_before_all_that_cam
     # Now all three need a page. c, due first, takes one and has to give it back.
     assert load.step() == {"a": 1, "b": 1}
     assert (load.running(), load.waiting()) == (["a", "b"], ["c", "later"])
-    assert (c.output, c.pages, c.num_computed) == ([0, 1], [], 0)
+    assert (c.output, c.tables, c.num_computed) == ([0, 1], [], 0)
     assert load.scheduler.num_preemptions == 1
 
 
@@ -295,7 +295,7 @@ def checked_step(load: Load) -> None:
         assert oldest in load.scheduler.running
         assert oldest.num_computed >= computed_before[oldest], "the oldest lost what was computed"
     for sequence in load.scheduler.running:
-        assert len(sequence.pages) * PAGE_SIZE >= sequence.num_computed
-    held = [page for sequence in load.live for page in sequence.pages]
+        assert sequence.num_placed >= sequence.num_computed
+    held = [page for sequence in load.live for table in sequence.tables for page in table.pages]
     assert len(set(held)) == len(held) == load.pages.num_used
     load.pages.check()
