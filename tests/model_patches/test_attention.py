@@ -87,7 +87,7 @@ def test_a_soft_cap_bends_logits_but_not_sinks(
 
 
 def test_long_prompts_with_a_soft_cap_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CAPPED_LOGITS", 4 * 20 * 3)  # three queries at a time
+    monkeypatch.setattr(attention, "_WRITTEN_LOGITS", 4 * 20 * 3)  # three queries at a time
     batch = random_batch([(11, 20), (20, 20)], heads=4, kv_heads=2)
     expected = attention_by_definition(batch, SCALE, 6, soft_cap=0.7)
     torch.testing.assert_close(run(batch, 6, softcap=0.7).double(), expected, rtol=1e-5, atol=1e-5)

@@ -21,7 +21,8 @@ from service.core import SamplingParams, Sequence
 from service.engine.engine import Engine
 from service.engine.runner import ModelRunner
 from service.metrics import Metrics
-from service.scaling.policy import Policy, RopeWish
+from service.scaling.fixed import AnyPolicy
+from service.scaling.policy import RopeWish
 from service.scheduler.scheduler import Scheduler
 from tests.fakes import ByteStream
 
@@ -106,7 +107,7 @@ class RealEngine:
     """An engine on a real model. The model is patched in place: hand over one that nothing else uses."""
 
     model: Any
-    policy: Policy
+    policy: AnyPolicy
     max_batch_tokens: int = 256
     num_pages: int = 1024
     page_size: int = 16
@@ -118,7 +119,7 @@ class RealEngine:
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        patched = PatchedModel(self.model, self.policy.geometry, fuse=self.fuse)
+        patched = PatchedModel(self.model, self.policy.positions, fuse=self.fuse)
         shape = CacheShape(
             layers=patched.layers,
             page_size=self.page_size,
