@@ -21,6 +21,8 @@ def patch_positions(model: Any, encoding: FixedEncoding) -> None:
         encoding: of the model.
     """
     base = model.base_model
+    if model.config.model_type == "gpt2":  # it takes prompts that begin with a padding token for padded
+        base.warn_if_padding_and_no_attention_mask = lambda *_args: None
     if encoding.kind == "sinusoidal":
         base.embed_positions = SinusoidalPositions(base.embed_positions)
     if model.config.model_type == "mpt":

@@ -75,6 +75,10 @@ def _check_layers(model: nn.Module, layers: dict[str, nn.Linear], kind: Quantiza
         raise UnsupportedModelError(
             f"quantization {kind} takes linear layers only, and most weights of this model are those of experts"
         )
+    if not layers:
+        raise UnsupportedModelError(
+            f"quantization {kind} takes linear layers only, and {type(model).__name__} has products of another kind"
+        )
     for name, layer in layers.items():
         if kind == "int4" and layer.in_features % INT4_GROUP:
             raise UnsupportedModelError(

@@ -177,9 +177,7 @@ FIXED: dict[str, Any] = {
         **{**BLOOM, "n_head": 8}, apply_residual_connection_post_layernorm=True
     ),
     "mpt, 6 heads": MptConfig(**MPT),
-    "mpt, 8 heads, clipped": MptConfig(
-        **{**MPT, "n_heads": 8}, attn_config={"clip_qkv": 0.5, "softmax_scale": 0.2}
-    ),
+    "mpt, 8 heads, clipped": MptConfig(**{**MPT, "n_heads": 8}, attn_config={"clip_qkv": 0.5, "softmax_scale": 0.2}),
     "falcon, ALiBi": FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
     "falcon, ALiBi, one key head, two branches": FalconConfig(**FALCON),
 }

@@ -139,7 +139,7 @@ class Squares(torch.utils._python_dispatch.TorchDispatchMode):
     """Collects the shapes of tensors that have two dimensions of a given size."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.size = size
         self.seen: list[tuple[int, ...]] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaForCausalLM, MixtralConfig
 
 from model_patches.errors import UnsupportedModelError
 from model_patches.loading import quantize as quantization
@@ -103,3 +103,8 @@ class TestWithTorchao:
             for chosen in (None, kind)
         )
         assert torch.cosine_similarity(plain, quantised, dim=-1).min() > 0.9
+
+    def test_a_model_without_linear_layers_is_refused(self) -> None:
+        model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16))
+        with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has products of another kind"):
+            quantize(model, "int8")
