@@ -45,10 +45,10 @@ def quantize(model: nn.Module, kind: Quantization) -> None:
     Raises:
         UnsupportedModelError: the model keeps experts, which are no linear layers; or a row that int4 does not divide.
     """
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-
     layers = _linear_layers(model)
     _check_layers(model, layers, kind)
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
     config: Any = (
         Int8WeightOnlyConfig(set_inductor_config=False)
         if kind == "int8"

@@ -43,6 +43,12 @@ def test_without_torchao_the_extra_is_named(tiny_folder: Path, monkeypatch: pyte
         load_model(tiny_folder, dtype=torch.float32, device=CPU, quantization="int8")
 
 
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16))
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has products of another kind"):
+        quantize(model, "int8")
+
+
 def test_the_size_is_that_of_what_is_stored_and_shared_weights_count_once(tiny_model: LlamaForCausalLM) -> None:
     embedding, attention, mlp, norms = 265 * 32, 2 * (32 * 32 + 16 * 32), 3 * 32 * 48, 5 * 32
     buffers = sum(buffer.nbytes for buffer in tiny_model.buffers())
@@ -103,8 +109,3 @@ class TestWithTorchao:
             for chosen in (None, kind)
         )
         assert torch.cosine_similarity(plain, quantised, dim=-1).min() > 0.9
-
-    def test_a_model_without_linear_layers_is_refused(self) -> None:
-        model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16))
-        with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has products of another kind"):
-            quantize(model, "int8")
