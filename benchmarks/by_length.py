@@ -97,7 +97,7 @@ def report(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, bfloat16, SmolLM2-135M-Instruct, one sequence. "
-        f"The machine reads {machine['read_gb_s']:.0f} GB/s and multiplies bfloat16 at {machine['bf16_gf_s']:.0f} GF/s.",
+        f"The machine reads {machine['read_gb_s']:.0f} GB/s and multiplies at {machine['bf16_gf_s']:.0f} GF/s.",
         "",
         "| tokens | a decoded token beside them, ms | of the reading rate | their prefill, s | tokens a second "
         "| of the product rate |",

@@ -12,6 +12,8 @@ from typing import Any
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from model_patches.encoding import FixedEncoding, Positions
+from model_patches.encoding_config import read_positions
 from model_patches.geometry import RopeGeometry
 from model_patches.loading.checkpoint import SUPPORTED_ARCHITECTURES
 from model_patches.patch import PatchedModel
@@ -27,6 +29,7 @@ COLUMNS = (
     *("model", "scheme in config.json", "native length", "native plan", "maximum length", "ladder"),
     *("rotary dimension of head", "layout", "base of windowed layers"),
 )
+NAMES = {"learned": "learned", "sinusoidal": "sinusoidal", "alibi": "ALiBi"}
 FEATURES = ("architecture", "rotary layout", "rotated of a head", "attention", "re-rotated keys", "schemes refused")
 
 
@@ -40,7 +43,8 @@ def document() -> str:
     return f"""# Supported architectures
 
 By `python -m benchmarks.families`, from the models that the tests run. A model whose config scales it runs under its
-own scheme only, LongRoPE (Phi3) and CLEX (Llama) among them.
+own scheme only, LongRoPE (Phi3) and CLEX (Llama) among them. Where positions are no rotations, the layout says what
+they are instead, and no scheme can be asked for.
 
 {supported()}
 
@@ -64,9 +68,15 @@ def published() -> str:
 
 def _features(architecture: str) -> Iterator[str]:
     variants = [config for config in configs() if _architecture(config) == architecture]
-    models = [PatchedModel(tiny(config), _geometry(config), fuse=False) for config in variants]
-    yield architecture.removesuffix("ForCausalLM")
-    yield _listed(model.geometry.layout for model in models)
+    models = [PatchedModel(tiny(config), _positions(config), fuse=False) for config in variants]
+    fixed = [model.positions for model in models if isinstance(model.positions, FixedEncoding)]
+    models = [model for model in models if isinstance(model.positions, RopeGeometry)]
+    yield architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    kinds = _listed(NAMES[encoding.kind] for encoding in fixed)
+    yield " or ".join(filter(None, (_listed(model.geometry.layout for model in models), kinds)))
+    if not models:
+        yield from ("nothing", "", "none", "all")
+        return
     yield " or ".join(sorted({_share(model) for model in models}, reverse=True))
     yield _listed(chain.from_iterable(map(_attention, models)))
     yield _listed(_moved(model) for model in models)
@@ -80,8 +90,8 @@ def _architecture(config: Any) -> str:
     return name
 
 
-def _geometry(config: Any) -> RopeGeometry:
-    return read_geometry(config.to_dict(), "config")
+def _positions(config: Any) -> Positions:
+    return read_positions(config.to_dict(), "config")
 
 
 def _share(model: PatchedModel) -> str:

@@ -3,7 +3,7 @@
 Knows pages and block tables. Does not know plans: keys arrive rotated, and what a page holds is for its owner to know.
 One interface, `PagedBatch`, shaped like `torch.nn.attention.varlen.varlen_attn`; one implementation for CUDA, built on
 that function, one for CPUs, built on the C++ operators where they are loaded, and one for any device, built on
-scaled_dot_product_attention or, with soft caps, written out.
+scaled_dot_product_attention or, with soft caps or ALiBi, written out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ PAGED_ATTENTION = "ropewalk_paged"
 """Name under which the attention function is registered with transformers."""
 _VARLEN_PAGE = 256  # FlashAttention 2 takes pages of multiples of this only
 _ALIGNMENT = 8  # fused kernels take heads of multiples of this only
-_CAPPED_LOGITS = 2**26  # bounds what attention with a soft cap holds in float32: 256 MiB
+_WRITTEN_LOGITS = 2**26  # bounds what attention that is written out holds in float32: 256 MiB
 # What transformers' attention modules pass that changes no result here: nothing drops out of a served model, tokens
 # come with their slots and keys rotated, and no weights are given back.
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits"})
@@ -169,6 +169,7 @@ def paged_attention_forward(
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
     softcap: float | None = None,
+    slopes: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write this step's rotated keys and values into the layer's pages, then attend over the pages.
@@ -186,6 +187,8 @@ def paged_attention_forward(
         s_aux: [heads], attention sinks (gpt-oss): a logit of each head that takes its share of every softmax and gives
             nothing for it.
         softcap: c of c · tanh(logit / c) (Gemma 2, 2408.00118); None for none.
+        slopes: float32 [heads], what is taken off a logit for each token between key and query (ALiBi, 2108.12409);
+            None for none.
         **others: what changes no result, or is None.
 
     Returns:
@@ -202,11 +205,11 @@ def paged_attention_forward(
     pages = paged_batch.layers[module.layer_idx]
     pages.write(paged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     packed = query[0].transpose(0, 1)
-    if softcap is None and _reads_by_varlen(query, value, pages):
+    if softcap is None and slopes is None and _reads_by_varlen(query, value, pages):
         return attend_varlen(packed, pages, paged_batch, scaling, window, s_aux)[None], None
     has_operator = ops.supports(query.device, query.dtype, pages.keys.dtype) and ops.are_loaded()
     attend = attend_operator if has_operator else attend_sdpa
-    return attend(packed, pages, paged_batch, scaling, window, s_aux, softcap)[None], None
+    return attend(packed, pages, paged_batch, scaling, window, s_aux, softcap, slopes)[None], None
 
 
 def check_request(module: Any, others: Mapping[str, Any]) -> None:
@@ -264,9 +267,10 @@ def attend_sdpa(
     window: int | None,
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention one sequence at a time over its gathered pages: the reference, and the path for CPU, float32, pages of
-    another type than the query's and soft caps.
+    another type than the query's, soft caps and ALiBi.
 
     A sequence's result does not depend on what else is in the batch.
 
@@ -282,9 +286,9 @@ def attend_sdpa(
     for segment, span, key_length in zip(segments, batch.spans(window), batch.key_lengths, strict=True):
         query_length = len(segment)
         key, value = (span.gather(pool, query.dtype) for pool in (pages.keys, pages.values))
-        if soft_cap is not None:
+        if soft_cap is not None or slopes is not None:
             visible = batch.mask(query_length, key_length, window, query.dtype)[:, span.skipped :]
-            outputs.append(_attend_capped(segment, key, value, visible, scale, soft_cap, sinks))
+            outputs.append(_attend_written(segment, key, value, visible, scale, soft_cap, sinks, slopes))
             continue
         mask = None
         if query_length > 1 and (query_length < key_length or window is not None or sinks is not None):
@@ -331,24 +335,32 @@ def _attend_one(
     return attended[0].transpose(0, 1)
 
 
-def _attend_capped(
+def _attend_written(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor,
     scale: float,
-    soft_cap: float,
+    soft_cap: float | None,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The same with a soft cap on the logits, which scaled_dot_product_attention does not have: written out, logits and
-    softmax in float32. Shapes as for `_attend_one`, sinks as for `paged_attention_forward`."""
+    """The same with a soft cap on the logits or ALiBi, which scaled_dot_product_attention does not have: written out,
+    logits and softmax in float32. Shapes as for `_attend_one`, the last three as for `paged_attention_forward`."""
     heads, kv_heads, keys = query.shape[1], key.shape[1], key.shape[2]
     keys_first, values = key[0, :, None].transpose(2, 3), value[0, :, None]
+    places = torch.arange(keys, device=query.device)
     outputs = []
-    at_a_time = max(1, _CAPPED_LOGITS // (heads * keys))
-    for some, hidden in zip(query.split(at_a_time), mask.split(at_a_time), strict=True):
+    at_a_time = max(1, _WRITTEN_LOGITS // (heads * keys))
+    own_places = places[keys - len(query) :].split(at_a_time)
+    for some, hidden, at in zip(query.split(at_a_time), mask.split(at_a_time), own_places, strict=True):
         folded = some.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, q, dim]
-        logits = soft_cap * torch.tanh((folded @ keys_first).float() * (scale / soft_cap)) + hidden
+        logits = (folded @ keys_first).float() * scale
+        if soft_cap is not None:
+            logits = soft_cap * torch.tanh(logits / soft_cap)
+        if slopes is not None:
+            logits += slopes.view(kv_heads, -1, 1, 1) * (places - at[:, None])
+        logits = logits + hidden
         if sinks is not None:
             column = sinks.float().view(kv_heads, -1, 1, 1).expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, column], dim=-1)
@@ -384,6 +396,7 @@ def attend_operator(
     window: int | None,
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same on a CPU, all sequences in one call of the C++ operator, which reads the pages in place.
 
@@ -399,6 +412,7 @@ def attend_operator(
         window=window,
         soft_cap=soft_cap,
         sinks=None if sinks is None else sinks.float(),
+        slopes=slopes,
     )
 
 
@@ -412,8 +426,8 @@ def attend_varlen(
 ) -> torch.Tensor:
     """The same on CUDA, all sequences in one call of torch's FlashAttention over block tables.
 
-    Where `uses_varlen` says so, over pages of a multiple of 256 tokens; it has no soft cap. Args and return value as
-    for `attend_sdpa`.
+    Where `uses_varlen` says so, over pages of a multiple of 256 tokens; it has no soft cap and no ALiBi. Args and
+    return value as for `attend_sdpa`.
     """
     # Imported only here: it brings in torch's compiler, which takes more than a second.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn

@@ -4,6 +4,7 @@ Knows the seams of transformers' models: the rotary module, the attention functi
 it. Does not know how sequences are scheduled or where their pages come from.
 """
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -11,8 +12,11 @@ from torch import nn
 
 from model_patches import attention, fused
 from model_patches.attention import PAGED_ATTENTION, PagedBatch
+from model_patches.encoding import FixedEncoding, Positions
 from model_patches.errors import UnsupportedModelError
+from model_patches.fixed_positions import patch_positions
 from model_patches.geometry import RopeGeometry
+from model_patches.own_attention import OwnAttention, falcon_key_heads, is_own
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
 from model_patches.windows import observe_windows
@@ -22,7 +26,7 @@ _KEEPS_KEYWORDS = frozenset({"stablelm"})
 
 
 class PatchedModel:
-    """A causal language model of transformers with its rotary module and attention function replaced.
+    """A causal language model of transformers with what computes its positions and its attention function replaced.
 
     Only this object's modules and its own config are changed; other models of the same class are untouched.
 
@@ -30,38 +34,50 @@ class PatchedModel:
         windows: for each layer, how many of the latest tokens it sees, the token itself included; None for all.
     """
 
-    def __init__(self, model: Any, geometry: RopeGeometry, *, fuse: bool = True, deterministic: bool = False) -> None:
+    def __init__(self, model: Any, positions: Positions, *, fuse: bool = True, deterministic: bool = False) -> None:
         """Patch a model in place.
 
         Args:
             model: a loaded `PreTrainedModel` for causal language modelling, in eval mode.
-            geometry: its rotary geometry.
+            positions: its rotary geometry, or what it has instead.
             fuse: whether its decoder layers may be fused, see `model_patches.fused`.
             deterministic: whether a token's bits must depend on nothing but the tokens before it.
 
         Raises:
-            UnsupportedModelError: the model has not exactly one rotary module; or it cannot be deterministic.
+            UnsupportedModelError: the model has rotary positions and not exactly one rotary module; or it cannot be
+                deterministic.
         """
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.geometry = geometry
-        self._frequencies = FrequencyTable(geometry.rotary_dim // 2, model.device)
+        self.positions = positions
+        pairs = positions.rotary_dim // 2 if isinstance(positions, RopeGeometry) else 0
+        self._frequencies = FrequencyTable(pairs, model.device)
         attention.register()
-        model.set_attn_implementation(PAGED_ATTENTION)
+        self._own_attention = _own_attention(model, positions)
+        self.attend_by(PAGED_ATTENTION)
         self.windows = observe_windows(model)
-        replace_rotary(model, self._frequencies, geometry)
+        if isinstance(positions, FixedEncoding):
+            patch_positions(model, positions)
+        else:
+            replace_rotary(model, self._frequencies, positions)
         if model.config.model_type in _KEEPS_KEYWORDS:
             for layer in model.base_model.layers:
                 _HandedOn(layer, layer.self_attn)
         self._fused = None
-        if fuse:
+        if fuse and isinstance(positions, RopeGeometry):
             plans_hold_for_all = not self.local_layers
-            self._fused = fused.fuse(model, geometry, self._frequencies, self._forward_unfused, plans_hold_for_all)
+            self._fused = fused.fuse(model, positions, self._frequencies, self._forward_unfused, plans_hold_for_all)
         if self._fused is not None:
             self._fused.is_deterministic = deterministic
         elif deterministic:
             raise UnsupportedModelError("deterministic results need decoder layers that run fused, on a CPU")
+
+    @property
+    def geometry(self) -> RopeGeometry:
+        """Of a model that rotates; only such models have it."""
+        assert isinstance(self.positions, RopeGeometry)
+        return self.positions
 
     @property
     def is_fused(self) -> bool:
@@ -76,6 +92,8 @@ class PatchedModel:
     def kv_heads(self) -> int:
         """Heads of the keys, and of the values, in a layer; latent attention is expanded before they are cached."""
         config = self.model.config
+        if config.model_type == "falcon":
+            return falcon_key_heads(config)
         grouped = None if self._is_latent else getattr(config, "num_key_value_heads", None)
         return cast(int, grouped or config.num_attention_heads)
 
@@ -100,7 +118,8 @@ class PatchedModel:
     @property
     def local_layers(self) -> frozenset[int]:
         """Layers whose keys plans leave alone: they have rotary parameters of their own, or are not rotated at all."""
-        config, local = self.model.config, self.geometry.local
+        config = self.model.config
+        local = self.positions.local if isinstance(self.positions, RopeGeometry) else None
         own = () if local is None else local.layer_types
         types = enumerate(getattr(config, "layer_types", None) or ())
         rotated = enumerate(getattr(config, "no_rope_layers", None) or ())  # by its values, not its name (SmolLM3)
@@ -114,6 +133,13 @@ class PatchedModel:
     def plan_row(self, plan: PositionPlan) -> int:
         """The number that stands for a plan in `forward`; the same plan always gets the same number."""
         return self._frequencies.row(plan)
+
+    def attend_by(self, implementation: str) -> None:
+        """Attend by a function that is registered with transformers under this name."""
+        if self._own_attention is None:
+            self.model.set_attn_implementation(implementation)
+        else:
+            self._own_attention.use(implementation)
 
     @torch.inference_mode()
     def forward(
@@ -151,14 +177,39 @@ class PatchedModel:
         logits_at: torch.Tensor,
         batch: PagedBatch,
     ) -> torch.Tensor:
-        output = self.model(
-            input_ids=token_ids[None],
-            position_ids=torch.stack([positions, plan_rows])[:, None],
-            use_cache=False,
-            logits_to_keep=logits_at,
-            paged_batch=batch,
-        )
+        return self.run(token_ids, positions, plan_rows, logits_at, paged_batch=batch)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan_rows: torch.Tensor,
+        logits_at: torch.Tensor,
+        **keywords: Any,
+    ) -> torch.Tensor:
+        """Call the model module by module. Args and return value as for `forward`, but for the keyword arguments, which
+        the attention function gets."""
+        rotates, own = isinstance(self.positions, RopeGeometry), self._own_attention
+        with nullcontext() if own is None else own.told(**keywords):
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=torch.stack([positions, plan_rows])[:, None] if rotates else positions[None],
+                use_cache=False,
+                logits_to_keep=logits_at,
+                **(keywords if own is None else own.arguments),
+            )
         return cast(torch.Tensor, output.logits[0].float())
+
+
+def _own_attention(model: Any, positions: Positions) -> OwnAttention | None:
+    """For a model that attends in code of its own; None for all others."""
+    if not is_own(model):
+        return None
+    slopes = positions.slopes if isinstance(positions, FixedEncoding) else ()
+    return OwnAttention(
+        model, PAGED_ATTENTION, torch.tensor(slopes, dtype=torch.float32, device=model.device) if slopes else None
+    )
 
 
 class _HandedOn:

@@ -17,6 +17,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from model_patches.attention import page_size_for
+from model_patches.encoding import FixedEncoding, Positions
+from model_patches.encoding_config import read_positions
 from model_patches.errors import ModelError
 from model_patches.kernels import build as operators
 from model_patches.loading.cache import default_cache_dir
@@ -30,7 +32,6 @@ from model_patches.loading.lora import check_adapter
 from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
-from model_patches.rope_config import read_geometry
 from service.cache.groups import group_layers, layers_of_a_page
 from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
@@ -44,6 +45,8 @@ from service.engine.runner import ModelRunner, warm_up
 from service.engine.thread import EngineThread
 from service.errors import StartupError
 from service.metrics import Metrics
+from service.scaling.fixed import AnyPolicy, FixedPolicy
+from service.scaling.options import RopePolicy
 from service.scaling.policy import Policy
 from service.scaling.policy_file import load_options
 from service.scheduler.scheduler import Scheduler
@@ -72,7 +75,7 @@ class InspectedModel:
     """
 
     name: str
-    policy: Policy
+    policy: AnyPolicy
     device: torch.device
     dtype: torch.dtype
 
@@ -129,22 +132,30 @@ def inspect(settings: Settings) -> InspectedModel:
     try:
         config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
         check_config(config, trust_remote_code=settings.trust_remote_code)
-        geometry = read_geometry(config, options.native_rope)
-        if geometry.scheme == "clex":
-            folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
-            geometry = with_clex_weights(geometry, read_clex_weights(folder))
-        policy = Policy(geometry, options)
+        positions = read_positions(config, options.native_rope)
+        policy = _policy(settings, positions, options)
     except ModelError as error:
         raise StartupError(str(error)) from error
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
-    if geometry.is_scaled:
+    if isinstance(policy, FixedPolicy):
+        logger.info("requests run without any scaling: %s", policy.why)
+    elif policy.geometry.is_scaled:
         logger.info(
             "requests run under the model's own plan, as its config has it: %s, factor %g",
-            *(geometry.scheme, geometry.factor),
+            *(policy.geometry.scheme, policy.geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
+
+
+def _policy(settings: Settings, positions: Positions, options: RopePolicy) -> AnyPolicy:
+    if isinstance(positions, FixedEncoding):
+        return FixedPolicy(positions, options)
+    if positions.scheme == "clex":
+        folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
+        positions = with_clex_weights(positions, read_clex_weights(folder))
+    return Policy(positions, options)
 
 
 def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights:
@@ -167,7 +178,7 @@ def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights
             operators.load()
         model = PatchedModel(
             loaded.model,
-            inspected.policy.geometry,
+            inspected.policy.positions,
             fuse=settings.cpu_operators and settings.quantization is None,  # they read unquantised weights
             deterministic=settings.deterministic,
         )
@@ -227,11 +238,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     scheduler = Scheduler(
         pages,
         max_running=settings.max_running,
-<<<<<<< HEAD
-        max_batch_tokens=settings.max_batch_tokens,
         decode_step_seconds=settings.decode_step_seconds,
-=======
->>>>>>> w-windows
         prefix_caching=settings.prefix_caching,
         windows=windows,
         **limits,

@@ -57,4 +57,4 @@ def test_every_scheme_is_named(scheme: str) -> None:
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_every_architecture_is_named(architecture: str) -> None:
-    assert architecture.removesuffix("ForCausalLM") in README
+    assert architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") in README

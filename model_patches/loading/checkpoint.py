@@ -37,6 +37,12 @@ SUPPORTED_ARCHITECTURES: tuple[str, ...] = (
     "Starcoder2ForCausalLM",
     "GptOssForCausalLM",
     "DeepseekV3ForCausalLM",
+    "FalconForCausalLM",
+    "BloomForCausalLM",
+    "MptForCausalLM",
+    "XGLMForCausalLM",
+    "OPTForCausalLM",
+    "GPT2LMHeadModel",
 )
 
 

@@ -45,10 +45,10 @@ def quantize(model: nn.Module, kind: Quantization) -> None:
     Raises:
         UnsupportedModelError: the model keeps experts, which are no linear layers; or a row that int4 does not divide.
     """
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-
     layers = _linear_layers(model)
     _check_layers(model, layers, kind)
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
     config: Any = (
         Int8WeightOnlyConfig(set_inductor_config=False)
         if kind == "int8"
@@ -74,6 +74,10 @@ def _check_layers(model: nn.Module, layers: dict[str, nn.Linear], kind: Quantiza
     if any(parameter.ndim > 2 for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"quantization {kind} takes linear layers only, and most weights of this model are those of experts"
+        )
+    if not layers:
+        raise UnsupportedModelError(
+            f"quantization {kind} takes linear layers only, and {type(model).__name__} has products of another kind"
         )
     for name, layer in layers.items():
         if kind == "int4" and layer.in_features % INT4_GROUP:

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from service.api.errors import ERRORS
 from service.api.responses import ChatChunk, CompletionResponse, ErrorResponse, GenerateChunk, GenerateResponse
 from service.logs import HEADER
-from service.scaling.policy import Policy
+from service.scaling.fixed import AnyPolicy
 from service.settings import Settings
 
 REFERENCE = "#/components/schemas/{model}"
@@ -33,7 +33,7 @@ LIMITS = (
 RETRIED = ("429", "503")
 
 
-def complete(settings: Settings, policy: Policy, open_paths: Collection[str] | None, schema: dict[str, Any]) -> None:
+def complete(settings: Settings, policy: AnyPolicy, open_paths: Collection[str] | None, schema: dict[str, Any]) -> None:
     """Mend and complete the description of one server, in place.
 
     Args:

@@ -14,6 +14,7 @@ from service.evaluation.ledger import Ledger
 from service.evaluation.policy_text import in_words, policy_text
 from service.evaluation.progress import compute_all
 from service.evaluation.texts import read_texts, tokenize
+from service.scaling.fixed import FixedPolicy
 
 
 def calibrate(arguments: Mapping[str, Any]) -> None:
@@ -30,6 +31,8 @@ def calibrate(arguments: Mapping[str, Any]) -> None:
     if file.suffix != ".toml":
         raise EvaluationError(f"--out: a policy file ends in .toml here, it is {file}")
     policy = inspected.policy
+    if isinstance(policy, FixedPolicy):
+        raise EvaluationError(f"there is nothing to calibrate: {policy.why}")
     tried = calibration.candidates(policy, arguments["schemes"].split(","), arguments["factors"], longest)
     plans = calibration.wanted(tried, policy)
     texts = read_texts(arguments["text"])

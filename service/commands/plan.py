@@ -48,6 +48,9 @@ def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["local"] is not None:
         layers, theta = ", ".join(facts["local"]["layer_types"]), facts["local"]["theta"]
         yield f"{'local layers':17} {layers}: theta {theta:g}, never scaled"
+    if not facts["pairs"]:
+        yield f"{'rotated':17} nothing: its positions are no rotations"
+        return
     yield "\npair  wavelength  rotations  under plan  inverse frequency  kind"
     for number, (pair, frequency) in enumerate(zip(facts["pairs"], facts["inv_freq"], strict=True)):
         yield (

@@ -12,7 +12,7 @@ from service import core
 from service.cache.groups import LayerGroup
 from service.cache.pages import PageAllocator
 from service.engine import batch, sampler
-from service.scaling.policy import Policy
+from service.scaling.fixed import AnyPolicy
 
 
 class Runner(Protocol):
@@ -80,7 +80,7 @@ class ModelRunner:
             torch.cuda.synchronize(model.device)  # so that its time and its errors are its own
 
 
-def warm_up(runner: Runner, pages: PageAllocator, policy: Policy, groups: int = 1) -> None:
+def warm_up(runner: Runner, pages: PageAllocator, policy: AnyPolicy, groups: int = 1) -> None:
     """Run a short prefill and a decode of one sequence, so that no request pays for what happens only once."""
     choice = policy.choose(1, 1)
     sequence = core.Sequence("warm-up", [0, 0], choice, core.SamplingParams(max_tokens=1), deliver=lambda _: None)

@@ -22,6 +22,7 @@ from service.cache.sizing import choose_num_pages
 from service.engine.runner import ModelRunner
 from service.evaluation.driver import Driver
 from service.evaluation.unrotated import UnrotatedModel
+from service.scaling.policy import Policy
 from service.settings import Settings
 
 
@@ -75,6 +76,7 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
     }
 
     def reference() -> UnrotatedModel:
+        assert isinstance(policy, Policy)  # measures that need it refuse all others
         again = build.load_unpatched(settings, inspected, weights.folder)
         return UnrotatedModel(again.model, policy.geometry)
 

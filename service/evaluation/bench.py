@@ -9,7 +9,7 @@ from service.evaluation.driver import Driver
 from service.evaluation.schemes import SchemeAsked
 from service.evaluation.texts import documents
 from service.evaluation.unrotated import UnrotatedModel
-from service.scaling.policy import Policy
+from service.scaling.fixed import AnyPolicy
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Bench:
     """
 
     driver: Driver
-    policy: Policy
+    policy: AnyPolicy
     tokenizer: Tokenizer
     reference: Callable[[], UnrotatedModel]
     schemes: Sequence[SchemeAsked]

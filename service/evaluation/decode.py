@@ -21,7 +21,8 @@ from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import DIGITS
 from service.evaluation.schemes import growing, rotation
 from service.evaluation.texts import name_of
-from service.scaling.policy import PlanChoice, Policy
+from service.scaling.fixed import AnyPolicy, FixedPolicy
+from service.scaling.policy import PlanChoice
 
 BEFORE, AFTER = 32, 256  # tokens that are decoded on each side of the native length
 POINTS = 32  # of the curve
@@ -42,7 +43,7 @@ class Crossing:
     end: int
 
 
-def crossing(policy: Policy) -> Crossing:
+def crossing(policy: AnyPolicy) -> Crossing:
     """Where this model crosses its native length, and for how far it is followed.
 
     Raises:
@@ -50,6 +51,8 @@ def crossing(policy: Policy) -> Crossing:
     """
     native = policy.native_length
     end = min(native + AFTER, policy.max_length)
+    if isinstance(policy, FixedPolicy):
+        raise EvaluationError(f"--measure decode: no plan follows the first ({policy.why})")
     if len(policy.rungs) == 1 or end <= native:
         raise EvaluationError(f"--measure decode: the policy ends at the native length {native}, nothing is crossed")
     return Crossing(native - min(BEFORE, native // 2), native, end)
@@ -69,7 +72,7 @@ def jobs(bench: Bench) -> list[Job]:
     ]
 
 
-def _choice(policy: Policy, place: Crossing, way: str) -> PlanChoice:
+def _choice(policy: AnyPolicy, place: Crossing, way: str) -> PlanChoice:
     return growing(policy, "reprefill" if way == "re-prefilled" else "rerotate", place.end - place.start)
 
 

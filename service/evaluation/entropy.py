@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from service.evaluation.bench import Bench
+from service.evaluation.errors import EvaluationError
 from service.evaluation.figures import Lines, Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import choices
 from service.evaluation.schemes import rotation
 from service.evaluation.texts import name_of
+from service.scaling.fixed import FixedPolicy
 from service.scaling.policy import PlanChoice
 
 QUERIES = 32  # the last tokens of a document, those with the most keys
@@ -26,7 +28,13 @@ DIGITS = 5
 
 
 def jobs(bench: Bench) -> list[Job]:
-    """A cell for each rotation, length and document: `with` and `without` the factor, each by `layers`, in nats."""
+    """A cell for each rotation, length and document: `with` and `without` the factor, each by `layers`, in nats.
+
+    Raises:
+        EvaluationError: the model's attention has no such factor.
+    """
+    if isinstance(bench.policy, FixedPolicy):
+        raise EvaluationError(f"--measure entropy: there is no attention factor to take out ({bench.policy.why})")
     return [
         Job(_key(choice, length, document), length, partial(_measure, bench, document[:length], choice))
         for (_, length), choice in choices(bench).items()

@@ -11,6 +11,7 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.plan import PositionPlan, make_plan
 from service.errors import RequestError
 from service.evaluation.errors import EvaluationError
+from service.scaling.fixed import AnyPolicy, FixedPolicy
 from service.scaling.policy import Growth, PlanChoice, Policy
 
 POLICY = "policy"
@@ -62,28 +63,34 @@ def _parse_scheme(text: str) -> SchemeAsked:
     return SchemeAsked(name, factor)
 
 
-def check_schemes(asked: tuple[SchemeAsked, ...], policy: Policy) -> None:
+def check_schemes(asked: tuple[SchemeAsked, ...], policy: AnyPolicy) -> None:
     """Refuse what the model cannot run.
 
     Raises:
         EvaluationError: a scheme is unknown or not for this model; the message names those that are.
     """
     known = dict.fromkeys([POLICY, "default", *policy.schemes])
+    if isinstance(policy, FixedPolicy):
+        del known["default"]
+        why = f"{policy.why}; "
+    else:
+        why = "the model's own plan is scaled already; " if policy.geometry.is_scaled else ""
     for scheme in asked:
-        if scheme.name not in known or (policy.geometry.is_scaled and scheme.factor is not None):
-            why = "the model's own plan is scaled already; " if policy.geometry.is_scaled else ""
+        if scheme.name not in known or (why and scheme.factor is not None):
             raise EvaluationError(f"--schemes: {scheme} is not for this model: {why}known are {', '.join(known)}")
 
 
-def native_plan(policy: Policy) -> PositionPlan:
+def native_plan(policy: AnyPolicy) -> PositionPlan:
     """The model's own plan, computed without asking the policy."""
+    if isinstance(policy, FixedPolicy):
+        return policy.encoding.plan(policy.native_length)
     geometry = policy.geometry
     # A longrope or clex model's factor is that of its longest plan, not of its native one.
     reaches_further = geometry.trained_length > geometry.native_length
     return make_plan(geometry, geometry.scheme, 1.0 if reaches_further else geometry.factor, geometry.native_length)
 
 
-def choose(asked: SchemeAsked, policy: Policy, length: int) -> PlanChoice | None:
+def choose(asked: SchemeAsked, policy: AnyPolicy, length: int) -> PlanChoice | None:
     """The plans of a sequence that is `length` tokens long in all, prompt and one generated token together.
 
     A scheme of one's own never grows, and also goes where the policy would refuse it: an evaluation shows what happens
@@ -95,9 +102,10 @@ def choose(asked: SchemeAsked, policy: Policy, length: int) -> PlanChoice | None
         length: in tokens, at least 2.
 
     Returns:
-        None where the policy serves no such length.
+        None where the policy serves no such length, or the model has no such positions.
     """
-    if asked.name == POLICY:
+    has_end = isinstance(policy, FixedPolicy) and policy.encoding.has_end
+    if asked.name == POLICY or has_end:
         try:
             return policy.choose(length - 1, 1)
         except RequestError:
@@ -118,8 +126,9 @@ def fixed(plan: PositionPlan, length: int) -> PlanChoice:
     )
 
 
-def growing(policy: Policy, growth: Growth, length: int) -> PlanChoice:
+def growing(policy: AnyPolicy, growth: Growth, length: int) -> PlanChoice:
     """From the native plan through the policy's ladder, whatever the policy says of growth and who may ask for it."""
+    assert isinstance(policy, Policy)  # with any other nothing grows
     return PlanChoice(
         rungs=tuple(policy.plan(None, rung) for rung in policy.rungs),
         mode="dynamic",
@@ -130,7 +139,9 @@ def growing(policy: Policy, growth: Growth, length: int) -> PlanChoice:
     )
 
 
-def _plan(asked: SchemeAsked, policy: Policy, length: int) -> PositionPlan:
+def _plan(asked: SchemeAsked, policy: AnyPolicy, length: int) -> PositionPlan:
+    if isinstance(policy, FixedPolicy):
+        return native_plan(policy)
     geometry, native = policy.geometry, policy.native_length
     if geometry.is_scaled or asked.name == "default" or (asked.factor is None and length <= native):
         return native_plan(policy)

@@ -36,7 +36,7 @@ class UnrotatedModel:
         """
         self._patched = PatchedModel(model, geometry, fuse=False)
         AttentionInterface.register(ATTENTION, _attention_forward)
-        model.set_attn_implementation(ATTENTION)
+        self._patched.attend_by(ATTENTION)
         pairs = geometry.rotary_dim // 2
         self._geometry = geometry
         self._unrotated = self._patched.plan_row(PositionPlan("unrotated", 1.0, 0, (0.0,) * pairs, 1.0))
@@ -74,15 +74,9 @@ class UnrotatedModel:
             at = torch.arange(len(some) - keep, len(some), device=some.device)
             self._look, self._attention_factor = look, plan.attention_factor
             self._set_waves(plan, self.length + len(some), some.device)
-            output = self._patched.model(
-                input_ids=some[None],
-                position_ids=torch.stack([positions, torch.full_like(positions, self._unrotated)])[:, None],
-                use_cache=False,
-                logits_to_keep=at,
-                unrotated=self,
-            )
+            plan_rows = torch.full_like(positions, self._unrotated)
+            rows.append(self._patched.run(some, positions, plan_rows, at, unrotated=self))
             self.length += len(some)
-            rows.append(output.logits[0].float())
         return torch.cat(rows)
 
     def attend(

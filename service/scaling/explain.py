@@ -10,20 +10,24 @@ from typing import Any
 from model_patches.geometry import OWN_TABLES, RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.schemes.frequencies import geometric_series
+from service.scaling.fixed import AnyPolicy
 from service.scaling.policy import PlanChoice, Policy
 
 ROUNDING = 1e-9  # relative; far above what float64 loses in a formula, far below any step of a ramp
 
 
-def explain(choice: PlanChoice, policy: Policy, prompt_tokens: int) -> dict[str, Any]:
+def explain(choice: PlanChoice, policy: AnyPolicy, prompt_tokens: int) -> dict[str, Any]:
     """Everything about a choice, as JSON-ready values.
 
     Lengths are in tokens and `inv_freq` in radians per position. `scheme`, `factor`, `attention_factor`, `inv_freq`,
     `pairs` and `plan_max_length` are of the plan that the sequence starts under; `rungs` are that plan and those that
     it grows through. `max_length` and `ladder` are the server's. `local` is how layers with a window are rotated,
-    whatever the plan, null where all layers are alike. `pairs` is described at `explain_pairs`.
+    whatever the plan, null where all layers are alike. `pairs` is described at `explain_pairs`; it and
+    `inv_freq` are empty where nothing is rotated.
     """
-    plan, local = choice.plan, policy.geometry.local
+    plan = choice.plan
+    geometry = policy.geometry if isinstance(policy, Policy) else None
+    local = None if geometry is None else geometry.local
     return {
         "scheme": plan.scheme,
         "mode": choice.mode,
@@ -41,7 +45,7 @@ def explain(choice: PlanChoice, policy: Policy, prompt_tokens: int) -> dict[str,
         "rungs": [explain_rung(rung.scheme, rung.factor, rung.max_length) for rung in choice.rungs],
         "ladder": [explain_rung(rung.scheme, rung.factor, rung.covers) for rung in policy.rungs],
         "local": None if local is None else asdict(local) | {"layer_types": list(local.layer_types)},
-        "pairs": explain_pairs(plan, policy.geometry),
+        "pairs": [] if geometry is None else explain_pairs(plan, geometry),
     }
 
 

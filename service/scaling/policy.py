@@ -17,11 +17,11 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan, make_plan
 from model_patches.schemes import schemes_for
-from service.errors import ContextLengthError, WishError
+from service.errors import WishError
 from service.scaling.ladder import Rung, build_ladder, with_native_length
 from service.scaling.options import ModeRule, OptionError, RopePolicy
 from service.scaling.reasons import reason
-from service.scaling.refusals import check_wish, exact, listed
+from service.scaling.refusals import check_length, check_wish, exact, listed
 from service.scaling.wish import Growth, Mode, PrefixReuse, RopeWish
 
 __all__ = ["Growth", "Mode", "PlanChoice", "Policy", "PrefixReuse", "RopeWish"]
@@ -92,6 +92,11 @@ class Policy:
             self._ensure_computable(rung)
 
     @property
+    def positions(self) -> RopeGeometry:
+        """How the model knows positions."""
+        return self.geometry
+
+    @property
     def schemes(self) -> tuple[str, ...]:
         """The schemes that a request may ask for."""
         return (self.geometry.scheme,) if self.geometry.is_scaled else schemes_for(self.geometry)
@@ -136,7 +141,7 @@ class Policy:
         """
         assert prompt_tokens >= 1
         assert max_tokens is None or max_tokens >= 1
-        self._check_length(prompt_tokens, max_tokens)
+        check_length(prompt_tokens, max_tokens, self.max_length)
         asked = max_tokens if max_tokens is not None else self.max_length - prompt_tokens
         wish = wish or RopeWish()
         check_wish(wish, self.options, self.schemes, self.ladder, self.geometry)
@@ -163,15 +168,6 @@ class Policy:
             ),
             max_tokens=min(asked, rungs[-1].max_length - prompt_tokens),
         )
-
-    def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
-        if prompt_tokens >= self.max_length:
-            message = f"the prompt has {prompt_tokens} tokens; the maximum length is {self.max_length}, "
-            raise ContextLengthError(message + "of which at least one must remain to generate", param="prompt")
-        if max_tokens is not None and prompt_tokens + max_tokens > self.max_length:
-            message = f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
-            message += f"{prompt_tokens + max_tokens}, above the maximum length {self.max_length}"
-            raise ContextLengthError(message, param="max_tokens")
 
     def _rule(self, prompt_tokens: int, wish: RopeWish) -> ModeRule | None:
         """The operator's rule for the mode, unless the wish decides it or there is none."""

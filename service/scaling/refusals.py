@@ -1,12 +1,48 @@
-"""Which wishes are refused whatever the lengths, and what is allowed instead. Knows no prompts and chooses nothing."""
+"""What is refused: lengths above the maximum, and wishes whatever the lengths, with what is allowed instead. Chooses
+nothing."""
 
 from collections.abc import Iterable, Sequence
 
 from model_patches.geometry import RopeGeometry
-from service.errors import WishError
+from service.errors import ContextLengthError, WishError
 from service.scaling.ladder import itself_scaled
 from service.scaling.options import RopePolicy
 from service.scaling.wish import RopeWish
+
+
+def check_length(prompt_tokens: int, max_tokens: int | None, max_length: int, why: str | None = None) -> None:
+    """Refuse a request that does not fit the maximum length.
+
+    Args:
+        prompt_tokens: of its prompt.
+        max_tokens: that it asks for; None for all that remains.
+        max_length: tokens.
+        why: in words, why there is no more, where that is no choice of the operator's.
+
+    Raises:
+        ContextLengthError: the message says how much too long it is.
+    """
+    reason = "" if why is None else f" ({why})"
+    if prompt_tokens >= max_length:
+        message = f"the prompt has {prompt_tokens} tokens; the maximum length is {max_length}, "
+        raise ContextLengthError(f"{message}of which at least one must remain to generate{reason}", param="prompt")
+    if max_tokens is not None and prompt_tokens + max_tokens > max_length:
+        message = f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
+        message += f"{prompt_tokens + max_tokens}, above the maximum length {max_length}{reason}"
+        raise ContextLengthError(message, param="max_tokens")
+
+
+def check_allowed(wish: RopeWish, options: RopePolicy) -> None:
+    """Refuse a wish in fields that the operator keeps.
+
+    Raises:
+        WishError: the message says which fields are a request's choice.
+    """
+    allowed = options.requests_may_choose
+    for name in wish.asked_for:
+        if name not in allowed:
+            message = f"{name} is not a request's choice on this server; allowed: {', '.join(allowed) or 'nothing'}"
+            raise WishError(message, param=f"rope.{name}")
 
 
 def check_wish(
@@ -24,11 +60,7 @@ def check_wish(
     Raises:
         WishError: the message says what is allowed.
     """
-    allowed = options.requests_may_choose
-    for name in wish.asked_for:
-        if name not in allowed:
-            message = f"{name} is not a request's choice on this server; allowed: {', '.join(allowed) or 'nothing'}"
-            raise WishError(message, param=f"rope.{name}")
+    check_allowed(wish, options)
     why = f" ({itself_scaled(geometry)} and its own plan is all there is)" if geometry.is_scaled else ""
     if wish.scheme is not None and wish.scheme not in schemes:
         message = f"scheme {wish.scheme!r} is not available; allowed: {', '.join(schemes)}"

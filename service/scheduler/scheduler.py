@@ -23,7 +23,7 @@ class Scheduler:
     Decoding rows come first. What is left of the token budget goes to prompts by deadline: the scheduler's clock counts
     computed tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
-    by prompts that arrived while it could have been served. While requests decode, `pace` says how much the prompts get.
+    by prompts that arrived while it could have been served. While requests decode, prompts get what `pace` says.
 
     A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others; of
     layers that see a window only, for as many as it will ever need there. What falls behind a window is given back as

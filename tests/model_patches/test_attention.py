@@ -17,6 +17,7 @@ from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
 from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import ops
+from tests.model_patches.kernels import reference
 from tests.model_patches.paged import RandomBatch, attention_by_definition, forget_what_is_behind, random_batch
 
 SCALE = 0.3
@@ -87,11 +88,35 @@ def test_a_soft_cap_bends_logits_but_not_sinks(
     torch.testing.assert_close(run(batch, window, s_aux=sinks, softcap=0.7).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_long_prompts_with_a_soft_cap_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CAPPED_LOGITS", 4 * 20 * 3)  # three queries at a time
+@settings(deadline=None, max_examples=60)
+@given(LENGTHS, HEADS, WINDOWS, st.sampled_from([None, 0.7]), st.booleans(), st.integers(0, 10))
+def test_slopes_lower_logits_by_distance(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    window: int | None,
+    soft_cap: float | None,
+    sunk: bool,
+    seed: int,
+) -> None:
+    batch = random_batch(lengths, heads=heads[0], kv_heads=heads[1], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    sinks = 2 * torch.randn(heads[0], generator=generator) if sunk else None
+    slopes = torch.rand(heads[0], generator=generator)
+    expected = reference.attention_by_definition(
+        batch, SCALE, window=window, soft_cap=soft_cap, sinks=sinks, slopes=slopes
+    )
+    output = run(batch, window, s_aux=sinks, softcap=soft_cap, slopes=slopes)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_prompts_are_attended_to_in_parts_where_attention_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_WRITTEN_LOGITS", 4 * 20 * 3)  # three queries at a time
     batch = random_batch([(11, 20), (20, 20)], heads=4, kv_heads=2)
     expected = attention_by_definition(batch, SCALE, 6, soft_cap=0.7)
     torch.testing.assert_close(run(batch, 6, softcap=0.7).double(), expected, rtol=1e-5, atol=1e-5)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.7])
+    expected = reference.attention_by_definition(batch, SCALE, slopes=slopes)
+    torch.testing.assert_close(run(batch, None, slopes=slopes).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["head_mask", "position_bias", "is_causal"])

@@ -59,6 +59,6 @@ def assert_like_unrotated(engine: RealEngine, reference: Any, sequence: Sequence
         for rung in reached
     ]
     assert sequence.num_rerotations == len(reached) - 1 <= len(sequence.choice.rungs) - 1
-    expected = grown_logits(reference, engine.policy.geometry.layout, tokens, len(sequence.prompt) - 1, stages)
+    expected = grown_logits(reference, engine.runner.model.geometry.layout, tokens, len(sequence.prompt) - 1, stages)
     error = (engine.logits(sequence.request_id) - expected).abs().max()
     assert float(error) <= 1e-4, f"{sequence.request_id}: logits differ by {float(error):.2e}"

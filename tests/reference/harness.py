@@ -22,7 +22,8 @@ from service.core import SamplingParams, Sequence
 from service.engine.engine import Engine
 from service.engine.runner import ModelRunner
 from service.metrics import Metrics
-from service.scaling.policy import Policy, RopeWish
+from service.scaling.fixed import AnyPolicy
+from service.scaling.policy import RopeWish
 from service.scheduler.scheduler import Scheduler
 from tests.fakes import ByteStream
 
@@ -107,7 +108,7 @@ class RealEngine:
     """An engine on a real model. The model is patched in place: hand over one that nothing else uses."""
 
     model: Any
-    policy: Policy
+    policy: AnyPolicy
     max_batch_tokens: int = 256
     num_pages: int = 1024
     page_size: int = 16
@@ -119,7 +120,7 @@ class RealEngine:
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        patched = PatchedModel(self.model, self.policy.geometry, fuse=self.fuse)
+        patched = PatchedModel(self.model, self.policy.positions, fuse=self.fuse)
         limits = {"max_batch_tokens": self.max_batch_tokens, "refresh_tokens": self.refresh_tokens}
         self.groups = group_layers(patched.windows, self.page_size, self.policy.max_length, **limits)
         shape = CacheShape(

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import (
+    BloomConfig,
     CohereConfig,
     DeepseekV3Config,
     Ernie4_5Config,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
+    GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
@@ -19,8 +22,10 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    MptConfig,
     Olmo2Config,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
     PhiConfig,
     Qwen2Config,
@@ -30,6 +35,7 @@ from transformers import (
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
+    XGLMConfig,
 )
 
 from tests.reference import growing
@@ -112,6 +118,9 @@ FAMILIES: dict[str, Any] = {
     "ernie4.5": Ernie4_5Config(**SHAPE, head_dim=8),
     "smollm3, one layer not rotated": SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]),
     "starcoder2, window of 20": Starcoder2Config(**SHAPE, sliding_window=20),
+    "falcon, one key head": FalconConfig(**SHAPE),
+    "falcon, one branch after the other": FalconConfig(**SHAPE, multi_query=False, parallel_attn=False, bias=True),
+    "falcon, new decoder architecture": FalconConfig(**SHAPE, new_decoder_architecture=True, num_kv_heads=2),
 }
 """Models without scaling, by what is special about them."""
 
@@ -138,8 +147,45 @@ SCALED: dict[str, Any] = {
 }
 """Models with scaling of their own."""
 
+NAMES: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GPT2: dict[str, Any] = {**NAMES, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256}
+OPT: dict[str, Any] = {
+    **NAMES,
+    **{"hidden_size": 48, "ffn_dim": 64, "num_hidden_layers": 3, "num_attention_heads": 6},
+    "max_position_embeddings": 256,
+}
+XGLM: dict[str, Any] = {**NAMES, "d_model": 48, "ffn_dim": 64, "num_layers": 3, "attention_heads": 6}
+BLOOM: dict[str, Any] = {**NAMES, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": 64}
+MPT: dict[str, Any] = {**NAMES, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64}
+# As many heads as make slopes that bfloat16 has, and up to 256 tokens: elsewhere Falcon's own code rounds biases.
+FALCON: dict[str, Any] = {
+    **{**NAMES, "alibi": True, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8},
+    "max_position_embeddings": 64,
+}
+FIXED: dict[str, Any] = {
+    "gpt2": GPT2Config(**GPT2),
+    "gpt2, scaled by layer": GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True),
+    "gpt2, no scale": GPT2Config(**GPT2, scale_attn_weights=False, reorder_and_upcast_attn=True),
+    "opt": OPTConfig(**OPT),
+    "opt, narrow embeddings, norms after": OPTConfig(**OPT, word_embed_proj_dim=24, do_layer_norm_before=False),
+    "xglm": XGLMConfig(**XGLM, max_position_embeddings=64),
+    "xglm, odd embeddings, a padding position": XGLMConfig(
+        **{**XGLM, "d_model": 45, "attention_heads": 5, "pad_token_id": 9}, max_position_embeddings=64
+    ),
+    "bloom, 6 heads": BloomConfig(**BLOOM),
+    "bloom, 8 heads, residual after norm": BloomConfig(
+        **{**BLOOM, "n_head": 8}, apply_residual_connection_post_layernorm=True
+    ),
+    "mpt, 6 heads": MptConfig(**MPT),
+    "mpt, 8 heads, clipped": MptConfig(**{**MPT, "n_heads": 8}, attn_config={"clip_qkv": 0.5, "softmax_scale": 0.2}),
+    "falcon, ALiBi": FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "falcon, ALiBi, one key head, two branches": FalconConfig(**FALCON),
+}
+"""Models that rotate nothing: learned, sinusoidal and ALiBi."""
+
 
 def configs() -> Iterator[Any]:
     """Of all of them."""
+    yield from FIXED.values()
     yield from FAMILIES.values()
     yield from SCALED.values()

@@ -92,7 +92,7 @@ def keys_of(engine: GrowingRealEngine, sequence: Sequence, layer: int) -> torch.
 @pytest.mark.parametrize("model", MODELS)
 def test_keys_of_the_first_layer_are_those_of_a_fresh_prefill_at_every_rung(model: str) -> None:
     engine = serving(MODELS[model])
-    layout = engine.policy.geometry.layout
+    layout = engine.runner.model.geometry.layout
     growing = engine.add("growing", random_tokens(12), 60)
     seen: list[PositionPlan] = []
     while growing.num_tokens < 71:

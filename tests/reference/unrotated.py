@@ -5,6 +5,8 @@ re-rotated, so there is nothing to get wrong in it; hidden states of earlier tok
 rotation and attention is transformers' own.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from transformers import AttentionInterface
 
 from model_patches.geometry import Layout
+from model_patches.own_attention import OwnAttention, is_own
 from model_patches.plan import PositionPlan
 from service.core import Segment
 from tests.reference.harness import float64_rotary
@@ -66,15 +69,14 @@ class UnrotatedCache:
         positions = torch.arange(self.length, self.length + len(tokens))
         attend = partial(self._attend, positions=positions, plan=plan)
         AttentionInterface.register("unrotated_reference", attend)
-        before, rotary = self.model.config._attn_implementation, self.model.base_model.rotary_emb
-        self.model.set_attn_implementation("unrotated_reference")
+        rotary = self.model.base_model.rotary_emb
         unscaled = replace(plan, inv_freq=(0.0,) * len(plan.inv_freq), attention_factor=1.0)
         self.model.base_model.rotary_emb = float64_rotary(self.model, unscaled, rotary)
         try:
-            output = self.model(torch.tensor([tokens]), position_ids=positions[None], use_cache=False)
+            with attending_by(self.model, "unrotated_reference"):
+                output = self.model(torch.tensor([tokens]), position_ids=positions[None], use_cache=False)
         finally:
             self.model.base_model.rotary_emb = rotary
-            self.model.set_attn_implementation(before)
         self.length += len(tokens)
         logits: torch.Tensor = output.logits[0]
         return logits
@@ -123,6 +125,22 @@ class UnrotatedCache:
         offset = getattr(self.model.config, "qk_nope_head_dim", 0)
         rest, part = states[..., :offset], states[..., offset:]
         return torch.cat([rest, rotate(part, positions, plan, self.layout)], dim=-1)
+
+
+@contextmanager
+def attending_by(model: Any, implementation: str) -> Iterator[None]:
+    """A model's attention in the hands of a registered function, while the block runs."""
+    before = model.config._attn_implementation
+    if is_own(model):
+        OwnAttention(model, implementation, None)
+    else:
+        model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            vars(module).pop("forward", None)
+        model.config._attn_implementation_internal = before
 
 
 def is_planned(config: Any, layer: int) -> bool:

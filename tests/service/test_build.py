@@ -145,7 +145,7 @@ def test_a_models_own_scheme_need_not_be_known_to_transformers(
         {"model": str(folder), "device": "cpu", "kv_cache_memory": "64MiB", "max_model_len": 64}
     )
     inspected = inspect(chosen)
-    assert inspected.policy.geometry.scheme == scheme
+    assert inspected.policy.schemes == (scheme,)
     load(chosen, inspected, Metrics(CollectorRegistry())).engine.stop()  # runs a prefill and a decode to warm up
     assert capfd.readouterr() == ("", "")
 

@@ -10,10 +10,27 @@ const KINDS = {
   divided: "divided by its own number",
 };
 
+/** Of models that rotate nothing: what their positions are, and what that means, in place of a picture. */
+const FIXED = {
+  learned: [
+    "Learned positions",
+    "Nothing is rotated: the model has learned an embedding for each position, and none beyond its native length.",
+  ],
+  sinusoidal: [
+    "Sinusoidal positions",
+    "Nothing is rotated: sines and cosines are added to the embeddings. Their formula goes on beyond the native length, " +
+      "the model’s training does not.",
+  ],
+  alibi: [
+    "ALiBi",
+    "Nothing is rotated: attention falls with distance, by a slope for each head, within the native length and beyond.",
+  ],
+};
+
 const kindOf = (pair) => (pair.kind in KINDS ? pair.kind : "divided");
 
 export const planName = ({ scheme, factor }) =>
-  scheme === "default" ? "Unscaled" : `${scheme} × ${Number(factor.toFixed(3))}`;
+  scheme === "default" ? "Unscaled" : (FIXED[scheme]?.[0] ?? `${scheme} × ${Number(factor.toFixed(3))}`);
 
 function entry(icon, text) {
   const item = document.createElement("li");
@@ -26,6 +43,9 @@ export function showPlan(plan) {
   show("plan-name", planName(plan));
   show("covers", `covers ${count(plan.plan_max_length)} tokens`);
   show("reason", plan.reason);
+  show("no-picture", FIXED[plan.scheme]?.[1] ?? "");
+  document.getElementById("figure").hidden = plan.pairs.length === 0;
+  if (plan.pairs.length === 0) return;
   const pairs = plan.pairs.map((pair) => ({ ...pair, kind: kindOf(pair) }));
   const told = Object.keys(KINDS)
     .map((kind) => ({ kind, number: pairs.filter((pair) => pair.kind === kind).length }))

@@ -1,4 +1,4 @@
-"""Tokens chosen from logits against float64, at every instruction set that this CPU has, over vocabularies of many blocks."""
+"""Tokens chosen from logits against float64, at every instruction set that this CPU has, over many blocks."""
 
 from dataclasses import dataclass
 

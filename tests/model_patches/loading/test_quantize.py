@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaForCausalLM, MixtralConfig
 
 from model_patches.errors import UnsupportedModelError
 from model_patches.loading import quantize as quantization
@@ -41,6 +41,12 @@ def test_without_torchao_the_extra_is_named(tiny_folder: Path, monkeypatch: pyte
     monkeypatch.setattr(quantization, "find_spec", lambda _: None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'ropewalk\[quant\]'"):
         load_model(tiny_folder, dtype=torch.float32, device=CPU, quantization="int8")
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16))
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has products of another kind"):
+        quantize(model, "int8")
 
 
 def test_the_size_is_that_of_what_is_stored_and_shared_weights_count_once(tiny_model: LlamaForCausalLM) -> None:
