@@ -304,6 +304,7 @@ def test_the_kernel_runs_only_over_pages_that_it_can_read(
     for name in ("attend_varlen", "attend_sdpa"):
         monkeypatch.setattr(attention, name, lambda *_, name=name: torch.full((1,), float(name == "attend_varlen")))
     assert bool(run(batch, None)) == varlen
+    assert not run(batch, None, slopes=torch.ones(2))
     assert asked == [(torch.device("cpu"), torch.float32, torch.int8, 8, 4)]
     assert not bool(run(batch, None, softcap=30.0))
 
