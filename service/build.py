@@ -6,7 +6,7 @@ that cannot be served is refused before a port is opened; `load` reads the weigh
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,19 @@ from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
 from model_patches.rope_config import read_geometry
+from model_patches.tensor_parallel import check_tensor_parallel
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
 from service.chat.template import ChatTemplate
+from service.distributed.group import smallest
+from service.distributed.leader import Leader, LeadingRunner
+from service.distributed.place import ALONE, Place
+from service.distributed.refusals import check_split
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
-from service.engine.runner import ModelRunner, warm_up
+from service.engine.runner import ModelRunner, Runner, warm_up
 from service.engine.thread import EngineThread
 from service.errors import StartupError
 from service.metrics import Metrics
@@ -95,6 +100,21 @@ class LoadedWeights:
 
 
 @dataclass(frozen=True)
+class LoadedRunner:
+    """A model that is ready to compute.
+
+    Attributes:
+        weights: the model.
+        num_pages: of its cache.
+        runner: over both.
+    """
+
+    weights: LoadedWeights
+    num_pages: int
+    runner: ModelRunner
+
+
+@dataclass(frozen=True)
 class LoadedServer:
     """What requests need: a running engine and what goes with its model.
 
@@ -132,11 +152,15 @@ def inspect(settings: Settings) -> InspectedModel:
             folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
             geometry = with_clex_weights(geometry, read_clex_weights(folder))
         policy = Policy(geometry, options)
+        if settings.tensor_parallel > 1:
+            check_tensor_parallel(config, settings.tensor_parallel)
     except ModelError as error:
         raise StartupError(str(error)) from error
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
+    if settings.tensor_parallel > 1:
+        check_split(settings, device)
     if geometry.is_scaled:
         logger.info(
             "requests run under the model's own plan, as its config has it: %s, factor %g",
@@ -145,28 +169,43 @@ def inspect(settings: Settings) -> InspectedModel:
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
 
 
+def prepare_files(settings: Settings, inspected: InspectedModel) -> Path:
+    """Fetch and convert the model, and compile the operators, where that has not been done yet.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        ModelError: it cannot be done.
+    """
+    folder = resolve_model(
+        settings.model,
+        cache_dir=default_cache_dir(),
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if settings.cpu_operators and inspected.device.type == "cpu":
+        operators.load()
+    return folder
+
+
 def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights:
-    """Load the weights and patch the model.
+    """Load the weights, or this process's part of them, and patch the model.
 
     Raises:
         StartupError: the model cannot be loaded.
     """
     device, dtype = inspected.device, inspected.dtype
     try:
-        folder = resolve_model(
-            settings.model,
-            cache_dir=default_cache_dir(),
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        folder = prepare_files(settings, inspected)
         loaded = load_unpatched(settings, inspected, folder)
         num_bytes = weight_bytes(loaded.model)
-        if settings.cpu_operators and device.type == "cpu":
-            operators.load()
+        # They read unquantised weights, and all of a layer's.
+        may_fuse = settings.quantization is None and settings.tensor_parallel == 1
         model = PatchedModel(
             loaded.model,
             inspected.policy.geometry,
-            fuse=settings.cpu_operators and settings.quantization is None,  # they read unquantised weights
+            fuse=settings.cpu_operators and may_fuse,
             deterministic=settings.deterministic,
         )
     except ModelError as error:
@@ -201,21 +240,53 @@ def load_unpatched(settings: Settings, inspected: InspectedModel, folder: Path) 
         trust_remote_code=settings.trust_remote_code,
         adapter=settings.lora_adapter,
         quantization=settings.quantization,
+        tensor_parallel=settings.tensor_parallel,
     )
 
 
-def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
-    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+def load_runner(settings: Settings, inspected: InspectedModel, place: Place) -> LoadedRunner:
+    """Load the weights, or this process's part of them, and allocate the cache.
+
+    Args:
+        settings: of the server.
+        inspected: what was made of them.
+        place: of this process among those that the model is split over, which do the same at the same time.
 
     Raises:
         StartupError: it cannot be done; the message says what is missing.
     """
-    device, policy = inspected.device, inspected.policy
+    device, length = inspected.device, inspected.policy.max_length
     weights = load_weights(settings, inspected)
+    num_pages = choose_num_pages(weights.shape, device, settings.kv_cache_memory, length, place.local_size)
+    if place.size > 1:  # pages have the same numbers everywhere
+        num_pages = smallest(num_pages, device)
+    runner = ModelRunner(weights.model, allocate_pool(weights.shape, num_pages, device))
+    return LoadedRunner(weights, num_pages, runner)
+
+
+def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader: Leader | None = None) -> LoadedServer:
+    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+
+    Args:
+        settings: of the server.
+        inspected: what was made of them.
+        metrics: of the server.
+        leader: of the other processes that the model is split over; None where there are none.
+
+    Raises:
+        StartupError: it cannot be done; the message says what is missing.
+        RankLostError: one of those processes has ended.
+    """
+    if leader is None:
+        computing = load_runner(settings, inspected, ALONE)
+        runner: Runner = computing.runner
+    else:
+        computing, runner = load_with_others(settings, inspected, leader)
+    device, policy, num_pages = inspected.device, inspected.policy, computing.num_pages
+    weights = computing.weights
     loaded, shape = weights.loaded, weights.shape
     if settings.chat_template is not None:
         loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
-    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
         pages,
@@ -224,7 +295,6 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         prefix_caching=settings.prefix_caching,
         refresh_tokens=policy.growth_refresh_tokens,
     )
-    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device))
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
         Engine(
@@ -250,6 +320,22 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         GrammarFactory(tokenizer, loaded.generation.end_token_ids),
         ChatTemplate(loaded.tokenizer),
     )
+
+
+def load_with_others(settings: Settings, inspected: InspectedModel, leader: Leader) -> tuple[LoadedRunner, Runner]:
+    """Load this process's part of a model while the others load theirs.
+
+    Returns:
+        That part, and the runner that computes with all of them.
+    """
+    try:
+        prepare_files(settings, inspected)  # so that the others find everything ready
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    inspected = replace(inspected, device=leader.gather(settings, inspected.device))
+    with leader.together():
+        computing = load_runner(settings, inspected, leader.place)
+    return computing, LeadingRunner(computing.runner, leader)
 
 
 def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:

@@ -13,7 +13,9 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 CUDA_SHARE = 0.85  # of the device memory that is free once the model is loaded
 
 
-def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | float | None, max_length: int) -> int:
+def choose_num_pages(
+    shape: CacheShape, device: torch.device, memory: int | float | None, max_length: int, sharers: int = 1
+) -> int:
     """Pages for a cache.
 
     Args:
@@ -21,11 +23,13 @@ def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | floa
         device: where it lives.
         memory: bytes to use, or as a float the share of what is free; None for a share that suits the device.
         max_length: tokens of the longest request, which must fit.
+        sharers: processes of this machine that make a cache like this one at the same time: a share of a CPU's memory
+            is for all of them together, bytes are for each.
 
     Raises:
         StartupError: the longest request does not fit.
     """
-    asked, source = _bytes_to_use(device, memory)
+    asked, source = _bytes_to_use(device, memory, sharers)
     num_pages = asked // shape.page_bytes
     needed = -(-max_length // shape.page_size)
     if num_pages < needed:
@@ -37,7 +41,7 @@ def choose_num_pages(shape: CacheShape, device: torch.device, memory: int | floa
     return num_pages
 
 
-def _bytes_to_use(device: torch.device, memory: int | float | None) -> tuple[int, str]:
+def _bytes_to_use(device: torch.device, memory: int | float | None, sharers: int) -> tuple[int, str]:
     """How many, and what they are, in words."""
     if isinstance(memory, int):
         return memory, "kv-cache-memory"
@@ -48,7 +52,7 @@ def _bytes_to_use(device: torch.device, memory: int | float | None) -> tuple[int
         )
     else:
         share, source = memory, f"kv-cache-memory, {memory:.4g} of the free memory,"
-    return int(_free_memory(device) * share), source
+    return int(_free_memory(device) * share) // (sharers if device.type == "cpu" else 1), source
 
 
 def _free_memory(device: torch.device) -> float:

@@ -1,12 +1,13 @@
 """Runs the model for one step. Knows the model and its pool of pages; does not choose what runs or what follows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
 
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
+from model_patches.plan import PositionPlan
 from model_patches.rerotation import PagesToMove, rerotate
 from service import core
 from service.cache.pages import PageAllocator
@@ -42,20 +43,28 @@ class ModelRunner:
         self.layers = layers
 
     def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
+        return self.compute(step)
+
+    def compute(self, step: Mapping[batch.Row, int]) -> torch.Tensor:
+        """The same of what is known of the sequences here."""
         tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device)
         return self.model.forward(
             tensors.token_ids, tensors.positions, tensors.plan_rows, tensors.logits_at, tensors.batch
         )
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
-        moves = [(move.source, move.target, move.number) for move in rerotation.moves]
+        self.move(rerotation.moves, rerotation.old, rerotation.new)
+
+    def move(self, pages_to_move: Iterable[core.PageMove], old: PositionPlan, new: PositionPlan) -> None:
+        """The same of pages, whosever they are."""
+        moves = [(move.source, move.target, move.number) for move in pages_to_move]
         pages = PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=self.model.device).unbind(dim=1))
         model = self.model
         rerotate(
             self.layers,
             pages,
-            rerotation.old,
-            rerotation.new,
+            old,
+            new,
             model.geometry.layout,
             model.rotary_offset,
             model.local_layers,
