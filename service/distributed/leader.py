@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -26,6 +27,7 @@ from service.settings import Settings
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_TELL = 2.0  # between a collective that fails here and the news which rank has gone
+SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_BLAME = 0.3  # a rank that dies takes others with it, which say so: it is the one to be named
 _SECRETS = frozenset({"api_key"})  # of no use to a rank that serves nobody
 
@@ -66,7 +68,7 @@ class Leader:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         self._send({name: getattr(settings, name) for name in Settings.model_fields if name not in _SECRETS})
         with self.together():
-            own = group.join(self.place, device, self._meeting.store())
+            own = self._unless_lost(lambda: group.join(self.place, device, self._meeting.store()))
         self._is_joined = True
         return own
 
@@ -105,6 +107,23 @@ class Leader:
         for connection in self._connections.values():
             hang_up(connection)
         self._meeting.close()
+
+    def _unless_lost(self, work: Callable[[], torch.device]) -> torch.device:
+        """What waits for the others to come, in a thread of its own: left to itself when one of them is lost, for then
+        it waits for long."""
+        done: Future[torch.device] = Future()
+
+        def attempt() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it is raised where it can be handled
+                done.set_exception(error)
+
+        threading.Thread(target=attempt, name="join", daemon=True).start()
+        while not done.done():
+            if self._is_lost.wait(SECONDS_BETWEEN_LOOKS):
+                raise self._loss()
+        return done.result()
 
     def _send(self, message: Any) -> None:
         if self._is_lost.is_set():

@@ -54,10 +54,8 @@ def partial_attention(
     """Attention of one token [heads, dim] over what one rank holds, in float64: [heads, dim], and log Σ exp [heads]."""
     positions = (numbers[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten().numpy()
     seen = positions < LENGTH
-    keys, values = (
-        tensor.data.double().numpy().reshape(-1, KV_HEADS, DIM)[seen] for tensor in (held.keys, held.values)
-    )
-    keys, values = (np.repeat(tensor, HEADS // KV_HEADS, axis=1) for tensor in (keys, values))
+    cached = (tensor.data.double().numpy().reshape(-1, KV_HEADS, DIM)[seen] for tensor in (held.keys, held.values))
+    keys, values = (np.repeat(tensor, HEADS // KV_HEADS, axis=1) for tensor in cached)
     weights = np.exp(np.einsum("hd,khd->hk", query, keys) / np.sqrt(DIM))
     total = weights.sum(axis=1)
     return np.einsum("hk,khd->hd", weights, values) / total[:, None], np.log(total)

@@ -1,6 +1,7 @@
 """Rank 0 and ranks that end, without a process or a model: the other ends of pipes are the test's."""
 
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -70,6 +71,19 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     made = Led()
     yield made
     made.leader.close()
+
+
+def test_a_rank_that_ends_before_all_have_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    come = threading.Event()
+    monkeypatch.setattr(group, "join", lambda _place, _device, _store: come.wait(DEADLINE))
+    pipes, lost = Pipes(), SimpleQueue[Exception]()
+    leader = Leader(pipes, lost.put)
+    pipes.theirs[1].close()
+    with pytest.raises(RankLostError, match="rank 1 has met its fate"):
+        leader.gather(Settings.model_validate({}), CPU)
+    assert not come.is_set()
+    come.set()
+    leader.close()
 
 
 def test_each_rank_gets_the_settings_but_no_key_and_then_every_call(led: Led) -> None:
