@@ -94,6 +94,16 @@ def test_a_share_is_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert choose_num_pages(SHAPE, torch.device("cuda"), share, max_length=4) == int(10**8 * share) // PAGE_BYTES
 
 
+def test_a_share_of_a_cpus_memory_is_for_all_processes_that_take_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_machine(monkeypatch, available=10**9, group=tmp_path)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**9, 10**9))
+    for device, pages in ((CPU, 10**8 // PAGE_BYTES), (torch.device("cuda"), 4 * 10**8 // PAGE_BYTES)):
+        assert choose_num_pages(SHAPE, device, 0.4, max_length=4, sharers=4) == pages
+        assert choose_num_pages(SHAPE, device, 7 * PAGE_BYTES, max_length=4, sharers=4) == 7
+
+
 def test_a_refusal_of_a_share_says_how_many_bytes_that_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_machine(monkeypatch, available=8000, group=tmp_path)
     with pytest.raises(StartupError) as refusal:
