@@ -19,6 +19,7 @@ from model_patches.geometry import RopeGeometry
 from model_patches.own_attention import OwnAttention, falcon_key_heads, is_own
 from model_patches.plan import PositionPlan
 from model_patches.rotary import FrequencyTable, replace_rotary
+from model_patches.tensor_parallel import kv_heads_of_one
 from model_patches.windows import observe_windows
 
 _KEEPS_KEYWORDS = frozenset({"stablelm"})
@@ -90,12 +91,16 @@ class PatchedModel:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of the keys, and of the values, in a layer; latent attention is expanded before they are cached."""
-        config = self.model.config
+        """Heads of the keys, and of the values, in a layer; latent attention is expanded before they are cached.
+
+        Of a model that is split over processes, this one's.
+        """
+        config, size = self.model.config, self.model.tp_size or 1
         if config.model_type == "falcon":
             return falcon_key_heads(config)
         grouped = None if self._is_latent else getattr(config, "num_key_value_heads", None)
-        return cast(int, grouped or config.num_attention_heads)
+        heads = cast(int, grouped or config.num_attention_heads)
+        return heads if size == 1 else cast(int, kv_heads_of_one(self.model.tp_plan, heads, size))
 
     @property
     def key_dim(self) -> int:

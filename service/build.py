@@ -32,16 +32,21 @@ from model_patches.loading.lora import check_adapter
 from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
+from model_patches.tensor_parallel import check_tensor_parallel
 from service.cache.groups import group_layers, layers_of_a_page
 from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.cache.sizing import choose_num_pages
 from service.chat.template import ChatTemplate
+from service.distributed.group import smallest
+from service.distributed.leader import Leader, LeadingRunner
+from service.distributed.place import ALONE, Place
+from service.distributed.refusals import check_split
 from service.engine.detokenize import Detokenizer
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
-from service.engine.runner import ModelRunner, warm_up
+from service.engine.runner import ModelRunner, Runner, warm_up
 from service.engine.thread import EngineThread
 from service.errors import StartupError
 from service.metrics import Metrics
@@ -100,6 +105,25 @@ class LoadedWeights:
 
 
 @dataclass(frozen=True)
+class LoadedRunner:
+    """A model that is ready to compute.
+
+    Attributes:
+        weights: the model.
+        shape: of its cache.
+        needs: which of its pages each group of layers needs.
+        num_pages: of its cache.
+        runner: over both.
+    """
+
+    weights: LoadedWeights
+    shape: CacheShape
+    needs: PageNeeds
+    num_pages: int
+    runner: ModelRunner
+
+
+@dataclass(frozen=True)
 class LoadedServer:
     """What requests need: a running engine and what goes with its model.
 
@@ -134,11 +158,15 @@ def inspect(settings: Settings) -> InspectedModel:
         check_config(config, trust_remote_code=settings.trust_remote_code)
         positions = read_positions(config, options.native_rope)
         policy = _policy(settings, positions, options)
+        if settings.tensor_parallel > 1:
+            check_tensor_parallel(config, settings.tensor_parallel)
     except ModelError as error:
         raise StartupError(str(error)) from error
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
+    if settings.tensor_parallel > 1:
+        check_split(settings, device)
     if isinstance(policy, FixedPolicy):
         logger.info("requests run without any scaling: %s", policy.why)
     elif policy.geometry.is_scaled:
@@ -158,28 +186,43 @@ def _policy(settings: Settings, positions: Positions, options: RopePolicy) -> An
     return Policy(positions, options)
 
 
+def prepare_files(settings: Settings, inspected: InspectedModel) -> Path:
+    """Fetch and convert the model, and compile the operators, where that has not been done yet.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        ModelError: it cannot be done.
+    """
+    folder = resolve_model(
+        settings.model,
+        cache_dir=default_cache_dir(),
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if settings.cpu_operators and inspected.device.type == "cpu":
+        operators.load()
+    return folder
+
+
 def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights:
-    """Load the weights and patch the model.
+    """Load the weights, or this process's part of them, and patch the model.
 
     Raises:
         StartupError: the model cannot be loaded.
     """
     device, dtype = inspected.device, inspected.dtype
     try:
-        folder = resolve_model(
-            settings.model,
-            cache_dir=default_cache_dir(),
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        folder = prepare_files(settings, inspected)
         loaded = load_unpatched(settings, inspected, folder)
         num_bytes = weight_bytes(loaded.model)
-        if settings.cpu_operators and device.type == "cpu":
-            operators.load()
+        # They read unquantised weights, and all of a layer's.
+        may_fuse = settings.quantization is None and settings.tensor_parallel == 1
         model = PatchedModel(
             loaded.model,
             inspected.policy.positions,
-            fuse=settings.cpu_operators and settings.quantization is None,  # they read unquantised weights
+            fuse=settings.cpu_operators and may_fuse,
             deterministic=settings.deterministic,
         )
     except ModelError as error:
@@ -214,36 +257,69 @@ def load_unpatched(settings: Settings, inspected: InspectedModel, folder: Path) 
         trust_remote_code=settings.trust_remote_code,
         adapter=settings.lora_adapter,
         quantization=settings.quantization,
+        tensor_parallel=settings.tensor_parallel,
     )
 
 
-def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> LoadedServer:
-    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+def load_runner(settings: Settings, inspected: InspectedModel, place: Place) -> LoadedRunner:
+    """Load the weights, or this process's part of them, and allocate the cache.
+
+    Args:
+        settings: of the server.
+        inspected: what was made of them.
+        place: of this process among those that the model is split over, which do the same at the same time.
 
     Raises:
         StartupError: it cannot be done; the message says what is missing.
     """
     device, policy = inspected.device, inspected.policy
     weights = load_weights(settings, inspected)
-    loaded, shape = weights.loaded, weights.shape
+    limits = {"max_batch_tokens": settings.max_batch_tokens, "refresh_tokens": policy.growth_refresh_tokens}
+    groups = group_layers(weights.model.windows, weights.shape.page_size, policy.max_length, **limits)
+    shape = replace(weights.shape, layers=layers_of_a_page(groups))
+    needs = PageNeeds(shape.page_size, [group.window for group in groups], **limits)
+    num_pages = choose_num_pages(
+        shape, device, settings.kv_cache_memory, policy.max_length, needs=needs, sharers=place.local_size
+    )
+    if place.size > 1:  # pages have the same numbers everywhere
+        num_pages = smallest(num_pages, device)
+    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device), groups)
+    return LoadedRunner(weights, shape, needs, num_pages, runner)
+
+
+def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader: Leader | None = None) -> LoadedServer:
+    """Load the weights, allocate the cache, start the engine and run a first step to warm it.
+
+    Args:
+        settings: of the server.
+        inspected: what was made of them.
+        metrics: of the server.
+        leader: of the other processes that the model is split over; None where there are none.
+
+    Raises:
+        StartupError: it cannot be done; the message says what is missing.
+        RankLostError: one of those processes has ended.
+    """
+    if leader is None:
+        computing = load_runner(settings, inspected, ALONE)
+        runner: Runner = computing.runner
+    else:
+        computing, runner = load_with_others(settings, inspected, leader)
+    device, policy, num_pages = inspected.device, inspected.policy, computing.num_pages
+    weights, shape, needs = computing.weights, computing.shape, computing.needs
+    loaded = weights.loaded
     if settings.chat_template is not None:
         loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
-    limits = {"max_batch_tokens": settings.max_batch_tokens, "refresh_tokens": policy.growth_refresh_tokens}
-    groups = group_layers(weights.model.windows, shape.page_size, policy.max_length, **limits)
-    shape = replace(shape, layers=layers_of_a_page(groups))
-    windows = tuple(group.window for group in groups)
-    needs = PageNeeds(shape.page_size, windows, **limits)
-    num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length, needs)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
         pages,
         max_running=settings.max_running,
         decode_step_seconds=settings.decode_step_seconds,
         prefix_caching=settings.prefix_caching,
-        windows=windows,
-        **limits,
+        max_batch_tokens=settings.max_batch_tokens,
+        refresh_tokens=policy.growth_refresh_tokens,
+        windows=needs.windows,
     )
-    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device), groups)
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
         Engine(
@@ -256,7 +332,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         max_queued=settings.max_queued,
     )
     engine.start()
-    engine.run(lambda: warm_up(runner, pages, policy, len(groups)))
+    engine.run(lambda: warm_up(runner, pages, policy, needs.groups))
     metrics.memory.held = {"weights": weights.bytes, "cache": num_pages * shape.page_bytes}
     requests = needs.sequences(num_pages, policy.max_length)
     metrics.cache_requests.set(requests)
@@ -270,6 +346,22 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
         GrammarFactory(tokenizer, loaded.generation.end_token_ids),
         ChatTemplate(loaded.tokenizer),
     )
+
+
+def load_with_others(settings: Settings, inspected: InspectedModel, leader: Leader) -> tuple[LoadedRunner, Runner]:
+    """Load this process's part of a model while the others load theirs.
+
+    Returns:
+        That part, and the runner that computes with all of them.
+    """
+    try:
+        prepare_files(settings, inspected)  # so that the others find everything ready
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    inspected = replace(inspected, device=leader.gather(settings, inspected.device))
+    with leader.together():
+        computing = load_runner(settings, inspected, leader.place)
+    return computing, LeadingRunner(computing.runner, leader)
 
 
 def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:

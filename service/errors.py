@@ -2,6 +2,7 @@
 
     RopewalkError
     ├── StartupError              the server cannot start as configured
+    ├── RankLostError             one of the processes that the model is split over has ended
     └── RequestError              one request is refused; carries param and code
         ├── ContextLengthError    prompt, or prompt + max_tokens, above the maximum length
         ├── LimitError            a value is within the field's range, but above a limit that the operator set
@@ -25,6 +26,10 @@ class RopewalkError(Exception):
 
 class StartupError(RopewalkError):
     """The server cannot start: an unsupported model, a setting out of range, a missing file."""
+
+
+class RankLostError(RopewalkError):
+    """One of the processes that the model is split over has ended or failed, so none of them can go on."""
 
 
 class RequestError(RopewalkError):

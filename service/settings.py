@@ -113,6 +113,12 @@ class Settings(BaseSettings):
         None, description="origins whose pages may call the API (https://a.example,https://b.example), * for any"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="processes that the model is split over, each with a GPU or a part of the CPU's cores",
+    )
     dtype: Dtype = Field(
         "auto", description="weights and activations; auto: the checkpoint's, but never float16 on a CPU"
     )
@@ -168,7 +174,7 @@ class Settings(BaseSettings):
     )
     kv_cache_memory: Annotated[int | float, PlainValidator(_memory)] | None = Field(
         None,
-        description="bytes for the cache (2GiB) or a share of the free memory (0.5, 50%); "
+        description="bytes for the cache of a process (2GiB) or a share of the free memory (0.5, 50%); "
         "default: a quarter on a CPU, 85 % on CUDA",
     )
     kv_cache_dtype: CacheDtype = Field(

@@ -18,6 +18,7 @@ from model_patches.loading.lora import check_adapter, merge_adapter
 from model_patches.loading.quantize import Quantization, check_quantization, quantize
 from model_patches.loading.quiet import quiet_transformers
 from model_patches.loading.weights import load_weights, stand_in_config
+from model_patches.tensor_parallel import check_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def load_model(
     trust_remote_code: bool = False,
     adapter: Path | None = None,
     quantization: Quantization | None = None,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a folder that has config.json, safetensors and a tokenizer. Reads nothing from the network.
 
@@ -55,10 +57,12 @@ def load_model(
         trust_remote_code: whether Python code in the folder may run.
         adapter: folder of a LoRA adapter that is merged into the weights.
         quantization: of the weights, after that.
+        tensor_parallel: processes that the weights are split over; more than 1 are the default group of
+            torch.distributed, this one of them.
 
     Raises:
-        UnsupportedModelError: the model, the adapter or the quantisation is refused; see `checkpoint`, `lora` and
-            `quantize`.
+        UnsupportedModelError: the model, the adapter, the quantisation or the split is refused; see `checkpoint`,
+            `lora`, `quantize` and `tensor_parallel`.
         ModelNotFoundError: the folder has no config.json or no weights, or there is no adapter.
         DamagedModelError: files that cannot be read or used, or weights that are missing.
     """
@@ -69,6 +73,8 @@ def load_model(
     config = read_config(folder)
     check_config(config, trust_remote_code=trust_remote_code)
     check_weights(folder)
+    if tensor_parallel > 1:
+        check_tensor_parallel(config, tensor_parallel)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     with quiet_transformers():
         model = load_weights(
@@ -76,7 +82,7 @@ def load_model(
             named=folder,
             config=stand_in_config(config, named=folder),
             dtype=dtype,
-            device_map={"": device},
+            **_placement(device, tensor_parallel),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=trust_remote_code,
@@ -89,6 +95,15 @@ def load_model(
     model.eval()
     generation = read_generation_defaults(folder, config, tokenizer.eos_token_id)
     return LoadedModel(model, tokenizer, config, generation)
+
+
+def _placement(device: torch.device, tensor_parallel: int) -> dict[str, Any]:
+    """Where the weights go, as `from_pretrained` takes it; a split model is on the device type of its group."""
+    if tensor_parallel == 1:
+        return {"device_map": {"": device}}
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=tensor_parallel)}
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:

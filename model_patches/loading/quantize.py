@@ -90,4 +90,6 @@ def _bytes(tensor: torch.Tensor) -> int:
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     names, _ = tensor.__tensor_flatten__()
-    return sum(_bytes(getattr(tensor, name)) for name in names)
+    # Of a tensor that is split over processes this one's part, and the mesh of all of them, which is no tensor.
+    parts = (getattr(tensor, name) for name in names)
+    return sum(_bytes(part) for part in parts if isinstance(part, torch.Tensor))

@@ -19,7 +19,9 @@ def choose_num_pages(
     device: torch.device,
     memory: int | float | None,
     max_length: int,
+    *,
     needs: PageNeeds | None = None,
+    sharers: int = 1,
 ) -> int:
     """Pages for a cache.
 
@@ -29,11 +31,13 @@ def choose_num_pages(
         memory: bytes to use, or as a float the share of what is free; None for a share that suits the device.
         max_length: tokens of the longest request, which must fit.
         needs: which of its pages each group of layers needs; None where there is one group, which needs all.
+        sharers: processes of this machine that make a cache like this one at the same time: a share of a CPU's memory
+            is for all of them together, bytes are for each.
 
     Raises:
         StartupError: the longest request does not fit.
     """
-    asked, source = _bytes_to_use(device, memory)
+    asked, source = _bytes_to_use(device, memory, sharers)
     num_pages = asked // shape.page_bytes
     needs = needs or PageNeeds(shape.page_size)
     needed = needs.most(max_length)
@@ -47,7 +51,7 @@ def choose_num_pages(
     return num_pages
 
 
-def _bytes_to_use(device: torch.device, memory: int | float | None) -> tuple[int, str]:
+def _bytes_to_use(device: torch.device, memory: int | float | None, sharers: int) -> tuple[int, str]:
     """How many, and what they are, in words."""
     if isinstance(memory, int):
         return memory, "kv-cache-memory"
@@ -58,7 +62,7 @@ def _bytes_to_use(device: torch.device, memory: int | float | None) -> tuple[int
         )
     else:
         share, source = memory, f"kv-cache-memory, {memory:.4g} of the free memory,"
-    return int(_free_memory(device) * share), source
+    return int(_free_memory(device) * share) // (sharers if device.type == "cpu" else 1), source
 
 
 def _free_memory(device: torch.device) -> float:

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -19,6 +22,11 @@ from starlette.datastructures import State
 from service import build, logs, process
 from service.app import create_app
 from service.cli import load_settings, naming_sources
+from service.distributed import spawned
+from service.distributed.follower import follow
+from service.distributed.leader import Leader
+from service.distributed.meeting import MetRanks, StartedRanks
+from service.distributed.place import Place, given_place
 from service.http_protocol import ImpatientProtocol
 from service.listening import listening, url_of
 from service.metrics import Metrics
@@ -29,6 +37,8 @@ from service.tracing.start import start
 logger = logging.getLogger(__name__)
 
 SECONDS_FOR_LAST_WORDS = 5  # for telling clients that their requests were cancelled
+SECONDS_AFTER_LOSS = 15  # of a rank, for telling clients that their requests have failed
+EXIT_STATUS = 2  # as for every error that ends a command
 SECONDS_BETWEEN_LOOKS = 0.1  # as uvicorn itself looks whether it should end
 
 
@@ -91,6 +101,34 @@ class DrainingServer(uvicorn.Server):
         return self.config.app.state
 
 
+@contextmanager
+def leading(settings: Settings, place: Place | None, stop: Callable[[Exception], None]) -> Iterator[Leader | None]:
+    """The other processes that the model is split over, as long as the block runs; None where there are none.
+
+    Args:
+        settings: of the server.
+        place: of this process among those that somebody else has started; None to start them here.
+        stop: has the server end, for the reason given. Where that takes too long, for a step waits for a rank that is
+            lost, the process ends as it is.
+    """
+    if settings.tensor_parallel == 1:
+        yield None
+        return
+
+    def lose(error: Exception) -> None:
+        stop(error)
+        ending = threading.Timer(SECONDS_AFTER_LOSS, os._exit, (EXIT_STATUS,))
+        ending.daemon = True
+        ending.start()
+
+    started = StartedRanks(settings.tensor_parallel, spawned.run) if place is None else MetRanks(place)
+    leader = Leader(started, lose)
+    try:
+        yield leader
+    finally:
+        leader.close()
+
+
 def cut_off_slow_clients(server: asyncio.Server, seconds: float) -> None:
     """Have the kernel close connections whose client takes nothing of what waits for it for so long.
 
@@ -108,6 +146,10 @@ def serve(arguments: Mapping[str, Any]) -> None:
         StartupError: the server cannot start.
     """
     settings = load_settings(arguments)
+    place = given_place(os.environ, settings.tensor_parallel)
+    if place is not None and not place.leads:
+        follow(place)
+        return
     # uvicorn ends on the first signal and raises it again once all is done.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -125,7 +167,7 @@ def serve(arguments: Mapping[str, Any]) -> None:
         uvicorn_server.should_exit = True
 
     def load() -> build.LoadedServer:
-        loaded = build.load(settings, inspected, metrics)
+        loaded = build.load(settings, inspected, metrics, leader)
         process.settle()
         return loaded
 
@@ -140,7 +182,7 @@ def serve(arguments: Mapping[str, Any]) -> None:
         ),
         settings,
     )
-    with listening(settings.host, settings.port) as listeners:
+    with listening(settings.host, settings.port) as listeners, leading(settings, place, stop) as leader:
         uvicorn_server.run(listeners)
     if failures:
         raise failures[0]

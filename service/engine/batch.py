@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,26 @@ import torch
 from model_patches.attention import PagedBatch
 from model_patches.pages import KeyValuePages
 from model_patches.plan import PositionPlan
-from service import core
 from service.cache.groups import LayerGroup
+from service.core import PageTable
 
 Integers = npt.NDArray[np.int64]
+
+
+class Computed(Protocol):
+    """What a step needs to know of a sequence: a `core.Sequence`, or what another process was told of one."""
+
+    @property
+    def num_computed(self) -> int: ...
+    @property
+    def plan(self) -> PositionPlan: ...
+    @property
+    def tables(self) -> list[PageTable]: ...
+    def tokens(self, start: int, stop: int) -> list[int]: ...
+    def logits_wanted(self, tokens: int) -> list[int]: ...
+
+
+Row = TypeVar("Row", bound=Computed)
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,7 @@ class StepTensors:
 
 
 def build(
-    step: Mapping[core.Sequence, int],
+    step: Mapping[Row, int],
     layers: Sequence[KeyValuePages],
     plan_row: Callable[[PositionPlan], int],
     device: torch.device,
@@ -73,7 +89,7 @@ def build(
 
 
 def _page(
-    step: Mapping[core.Sequence, int],
+    step: Mapping[Row, int],
     positions: Integers,
     rows: Integers,
     starts: Integers,

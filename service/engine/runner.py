@@ -7,6 +7,7 @@ import torch
 
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
+from model_patches.plan import PositionPlan
 from model_patches.rerotation import PagesToMove, rerotate
 from service import core
 from service.cache.groups import LayerGroup
@@ -40,38 +41,43 @@ class ModelRunner:
 
     Attributes:
         model: the model.
+        pool: with a place for each layer of a page.
+        groups: of layers that keep pages of their own; none where all layers keep the same and see everything.
         layers: for each of its layers, where that is in the pool: layers of different groups may share a place.
     """
 
     def __init__(self, model: PatchedModel, pool: list[KeyValuePages], groups: Sequence[LayerGroup] = ()) -> None:
-        """
-        Args:
-            model: the model.
-            pool: with a place for each layer of a page.
-            groups: of layers that keep pages of their own; none where all layers keep the same and see everything.
-        """
         self.model = model
-        self._groups = groups
+        self.pool = pool
+        self.groups = groups
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
         self.layers = [pool[place.get(layer, layer)] for layer in range(model.layers)]
 
     def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
-        tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device, self._groups)
+        return self.compute(step)
+
+    def compute(self, step: Mapping[batch.Row, int]) -> torch.Tensor:
+        """The same of what is known of the sequences here."""
+        tensors = batch.build(step, self.layers, self.model.plan_row, self.model.device, self.groups)
         return self.model.forward(
             tensors.token_ids, tensors.positions, tensors.plan_rows, tensors.logits_at, tensors.batch
         )
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
+        self.move(rerotation.moves, rerotation.old, rerotation.new)
+
+    def move(self, pages_to_move: Sequence[core.PageMove], old: PositionPlan, new: PositionPlan) -> None:
+        """The same of pages, whosever they are."""
         model = self.model
-        for number, layers in enumerate([group.layers for group in self._groups] or [range(model.layers)]):
-            moves = [(move.source, move.target, move.number) for move in rerotation.moves if move.group == number]
+        for number, layers in enumerate([group.layers for group in self.groups] or [range(model.layers)]):
+            moves = [(move.source, move.target, move.number) for move in pages_to_move if move.group == number]
             if not moves:
                 continue
             rerotate(
                 [self.layers[layer] for layer in layers],
                 PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1)),
-                rerotation.old,
-                rerotation.new,
+                old,
+                new,
                 model.geometry.layout,
                 model.rotary_offset,
                 {place for place, layer in enumerate(layers) if layer in model.local_layers},

@@ -20,6 +20,7 @@ from service.cache.pages import PageAllocator
 from service.cache.pool import allocate_pool
 from service.cache.sizing import choose_num_pages
 from service.engine.runner import ModelRunner
+from service.errors import StartupError
 from service.evaluation.driver import Driver
 from service.evaluation.unrotated import UnrotatedModel
 from service.scaling.policy import Policy
@@ -48,6 +49,8 @@ def assemble(settings: Settings, inspected: InspectedModel, longest: int) -> Ass
     Raises:
         StartupError: the model cannot be loaded, or there is too little memory.
     """
+    if settings.tensor_parallel > 1:
+        raise StartupError(f"tensor_parallel ({settings.tensor_parallel}): evaluation runs in one process")
     device, dtype, policy = inspected.device, inspected.dtype, inspected.policy
     weights = build.load_weights(settings, inspected)
     loaded, shape = weights.loaded, weights.shape

@@ -64,7 +64,7 @@ def test_what_windows_save_for_a_model_of_the_shape_of_gemma_3() -> None:
     groups = group_layers(GEMMA3_1B, 16, length, 512)
     needs = PageNeeds(16, tuple(group.window for group in groups), max_batch_tokens=512)
     grouped = replace(shape, layers=layers_of_a_page(groups))
-    after = choose_num_pages(grouped, cpu, memory, length, needs)
+    after = choose_num_pages(grouped, cpu, memory, length, needs=needs)
     assert after * grouped.page_bytes <= memory
     tokens = [PageNeeds(16).sequences(before, length) * length, needs.sequences(after, length) * length]
     # A page of 4 layers takes 65,536 bytes. A request has 2,048 of the global group, and 65 at most of each of the six

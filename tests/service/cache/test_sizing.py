@@ -50,9 +50,9 @@ def test_a_refusal_names_the_setting_and_every_number() -> None:
 
 def test_of_windowed_groups_the_longest_request_needs_what_it_ever_holds_at_once() -> None:
     needs = PageNeeds(4, (None, 6), max_batch_tokens=8)  # 25 pages of 100 tokens, and 4
-    assert choose_num_pages(SHAPE, CPU, 29 * PAGE_BYTES, 100, needs) == 29
+    assert choose_num_pages(SHAPE, CPU, 29 * PAGE_BYTES, 100, needs=needs) == 29
     with pytest.raises(StartupError) as refusal:
-        choose_num_pages(SHAPE, CPU, 28 * PAGE_BYTES, 100, needs)
+        choose_num_pages(SHAPE, CPU, 28 * PAGE_BYTES, 100, needs=needs)
     assert str(refusal.value).startswith(
         "kv-cache-memory is 21504 bytes, which holds 96 tokens; one request of the maximum length 100 needs 22272 bytes"
     )
@@ -103,6 +103,16 @@ def test_a_share_is_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert choose_num_pages(SHAPE, CPU, share, max_length=4) == int(10**9 * share) // PAGE_BYTES
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**8, 10**9))
     assert choose_num_pages(SHAPE, torch.device("cuda"), share, max_length=4) == int(10**8 * share) // PAGE_BYTES
+
+
+def test_a_share_of_a_cpus_memory_is_for_all_processes_that_take_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_machine(monkeypatch, available=10**9, group=tmp_path)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**9, 10**9))
+    for device, pages in ((CPU, 10**8 // PAGE_BYTES), (torch.device("cuda"), 4 * 10**8 // PAGE_BYTES)):
+        assert choose_num_pages(SHAPE, device, 0.4, max_length=4, sharers=4) == pages
+        assert choose_num_pages(SHAPE, device, 7 * PAGE_BYTES, max_length=4, sharers=4) == 7
 
 
 def test_a_refusal_of_a_share_says_how_many_bytes_that_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
