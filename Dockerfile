@@ -17,7 +17,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /opt/ropewalk
+# pip trusts whom Debian trusts rather than a list of its own, so that BASE can bring the certificate of a proxy.
 ENV PATH=/opt/ropewalk/bin:$PATH \
+    PIP_CERT=/etc/ssl/certs/ca-certificates.crt \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 COPY constraints.txt pyproject.toml ./

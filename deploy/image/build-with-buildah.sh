@@ -1,10 +1,11 @@
 #!/bin/sh
-# Builds the CPU image where there is no Docker, starts it once and says how large it is. Needs root, Debian's packages
-# buildah and debootstrap, and 25 GB in FOLDER, which keeps the base, the image and its layers.
+# Builds the CPU image where there is no Docker, starts it once, has it answer and says how large it is. Needs root,
+# Debian's packages buildah and debootstrap, and 10 GB in FOLDER, which keeps the base, the image and its layers.
 #
 #   deploy/image/build-with-buildah.sh FOLDER [ARGUMENT OF buildah build]...
 #
 # for example with an index of its own: FOLDER --build-arg TORCH_INDEX=https://mirror.example/whl/cpu
+# Behind a proxy that answers for HTTPS, CERTIFICATES names a folder with its certificate (*.crt), which goes into the base.
 set -eu
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -21,6 +22,8 @@ storage() {
 if [ ! -e "$folder/base.tar" ]; then
     rm -rf "$folder/base"
     debootstrap --variant=minbase bookworm "$folder/base"
+    [ -z "${CERTIFICATES:-}" ] ||
+        install -D --mode 644 --target-directory "$folder/base/usr/local/share/ca-certificates" "$CERTIFICATES"/*.crt
     tar --create --numeric-owner --directory "$folder/base" --file "$folder/base.tar" .
     rm -rf "$folder/base"
 fi
@@ -37,7 +40,7 @@ container=$(storage from "$image")
 server=
 clean_up() {
     [ -z "$server" ] || kill -- "-$server" 2>/dev/null || true
-    wait
+    wait # buildah reports that the server was killed, which is so
     storage rm "$container" >/dev/null
 }
 trap clean_up EXIT
@@ -60,4 +63,8 @@ until ask ready >/dev/null; do
     sleep 5
 done
 echo "/health: $(ask health)"
+echo "The sea is$(python3 -c 'import json, sys, urllib.request as u
+body = json.dumps({"prompt": "The sea is", "max_tokens": 8, "temperature": 0}).encode()
+request = u.Request(sys.argv[1], body, {"content-type": "application/json"})
+print(json.load(u.urlopen(request, timeout=60))["text"])' "http://127.0.0.1:$port/generate")"
 storage images --format 'size: {{.Size}}' "$image"

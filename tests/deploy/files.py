@@ -14,6 +14,8 @@ DOCS = ROOT / "docs"
 PROMETHEUS = DEPLOY / "prometheus"
 KUBERNETES = DEPLOY / "kubernetes"
 OVERLAYS = ("cpu", "nvidia", "autoscale", "monitoring", "tracing", "gateway")
+ONLY_WITH_A_GPU = {"Device memory"}
+"""Titles of panels."""
 
 
 def documents(path: Path) -> list[Any]:
@@ -32,14 +34,16 @@ def dashboard() -> Any:
     return json.loads((DEPLOY / "grafana" / "dashboards" / "ropewalk.json").read_text(encoding="utf-8"))
 
 
+def without_variables(query: str, rate_interval: str = "5m") -> str:
+    """A query of the dashboard, Grafana's variables filled in: every server, rates over `rate_interval`."""
+    return re.sub(r"\$(job|namespace|instance)", ".*", query).replace("$__rate_interval", rate_interval)
+
+
 def dashboard_queries() -> Iterator[tuple[str, str]]:
     """Titles of panels and their queries, Grafana's variables filled in."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", []):
-            yield (
-                panel["title"],
-                re.sub(r"\$(job|namespace|instance)", ".*", target["expr"]).replace("$__rate_interval", "5m"),
-            )
+            yield panel["title"], without_variables(target["expr"])
 
 
 def settings_of(path: Path) -> dict[str, str]:

@@ -1,26 +1,21 @@
 """A real Prometheus scrapes a real server under a short load: every panel of the dashboard shows something, every rule
-evaluates. Its configuration is the deployed one; only the addresses of the server and of the rules' folder differ."""
+evaluates."""
 
-import math
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import torch
-import yaml
 
-from tests.deploy.files import PROMETHEUS, dashboard, dashboard_queries, documents, rules
+from tests.deploy.files import ONLY_WITH_A_GPU, dashboard, dashboard_queries, rules
+from tests.deploy.prometheus import Prometheus, scraping
 from tests.serving import MODEL, HttpServer, read_stream, real_server
 
 SECONDS_UNTIL_ALL_IS_SEEN = 300
 """A guard against hanging: some scrapes and some evaluations, 15 s apart."""
-ONLY_WITH_A_GPU = {"Device memory"}
 FAULTS = {
     *("RopewalkNoReadyReplica", "RopewalkReplicaNotReady", "RopewalkEngineStuck"),
     *("RopewalkStepFailures", "RopewalkRequestsFailing", "RopewalkInternalErrors"),
@@ -45,61 +40,11 @@ def _server(embedded_model_folder: Path) -> Iterator[HttpServer]:
         yield running
 
 
-class Prometheus:
-    """A running Prometheus, asked through its HTTP API."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
-
-    def get(self, path: str, **parameters: str) -> Any:
-        answer = self._client.get(f"/api/v1/{path}", params=parameters)
-        body = answer.json()
-        assert body["status"] == "success", body
-        return body["data"]
-
-    def is_ready(self) -> bool:
-        try:
-            return self._client.get("/-/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def values(self, query: str) -> list[float]:
-        """The numbers that a query gives now; NaN, which is no number, is left out."""
-        found = [float(sample["value"][1]) for sample in self.get("query", query=query)["result"]]
-        return [value for value in found if not math.isnan(value)]
-
-
 @pytest.fixture(name="prometheus", scope="module")
 def _prometheus(server: HttpServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    folder = tmp_path_factory.mktemp("prometheus")
-    (config,) = documents(PROMETHEUS / "prometheus.yaml")
-    (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
-    config["rule_files"] = [str(PROMETHEUS / "rules" / "*.yaml")]
-    file = folder / "prometheus.yaml"
-    file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{chosen.getsockname()[1]}"
-    command = [
-        program("prometheus"),
-        f"--config.file={file}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-    ]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
-        httpx.Client(base_url=f"http://{address}", timeout=30, trust_env=False) as client,
-    ):
-        try:
-            prometheus = Prometheus(client)
-            while not prometheus.is_ready():
-                assert process.poll() is None, (folder / "log").read_text()
-                time.sleep(0.1)
-            yield prometheus
-        finally:
-            process.terminate()
+    program("prometheus")
+    with scraping(server.url, tmp_path_factory.mktemp("prometheus")) as running:
+        yield running
 
 
 def short_load(server: HttpServer) -> None:
