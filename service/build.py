@@ -334,9 +334,8 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     engine.start()
     engine.run(lambda: warm_up(runner, pages, policy, needs.groups))
     metrics.memory.held = {"weights": weights.bytes, "cache": num_pages * shape.page_bytes}
-    requests = needs.sequences(num_pages, policy.max_length)
-    metrics.cache_requests.set(requests)
-    _log_ready(inspected, shape, num_pages, requests)
+    metrics.cache_requests.set(needs.sequences(num_pages, policy.max_length))
+    _log_ready(inspected, shape, num_pages, needs)
     return LoadedServer(
         engine,
         loaded.tokenizer,
@@ -429,9 +428,9 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return CACHE_DTYPES.get(name, dtype)
 
 
-def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int, requests: float) -> None:
+def _log_ready(inspected: InspectedModel, shape: CacheShape, num_pages: int, needs: PageNeeds) -> None:
     policy = inspected.policy
-    tokens = int(requests * policy.max_length)
+    tokens, requests = needs.tokens(num_pages, policy.max_length), needs.sequences(num_pages, policy.max_length)
     logger.info(
         "%s on %s in %s: native length %d, maximum length %d, ladder %s",
         *(inspected.name, inspected.device, inspected.dtype, policy.native_length, policy.max_length),

@@ -93,7 +93,7 @@ class Metrics:
         self.cache_used_bytes = gauge("kv_cache_used_bytes", "Bytes of the cache's pages in use.")
         self.cache_bytes = gauge("kv_cache_bytes", "Bytes of all the cache's pages.")
         self.cache_pages = gauge("kv_cache_pages", "Pages of the cache.")
-        self.cache_tokens = gauge("kv_cache_tokens", "Tokens that the cache can hold, however many they are of.")
+        self.cache_tokens = gauge("kv_cache_tokens", "Tokens of short sequences that the cache can hold.")
         self.cache_page_tokens = gauge("kv_cache_page_tokens", "Tokens in a page of the cache.")
         self.cache_requests = gauge("kv_cache_max_length_requests", "Requests of the maximum length that it can hold.")
         self.cache_kept_bytes = gauge("kv_cache_kept_bytes", "Bytes of free pages that are kept to be found again.")

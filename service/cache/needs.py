@@ -68,7 +68,15 @@ class PageNeeds:
 
     def sequences(self, num_pages: int, tokens: int) -> float:
         """How many sequences of so many tokens some pages hold, pages of the sequences' ends shared out."""
-        return num_pages / sum(min(tokens / self.page_size, cap) for cap in self._caps)
+        return num_pages * self.page_size / self._slots(tokens)
+
+    def tokens(self, num_pages: int, length: int) -> int:
+        """How many tokens some pages hold in sequences of a length."""
+        return num_pages * self.page_size * length // self._slots(length)
+
+    def _slots(self, tokens: int) -> int:
+        """Places for a token, over all groups, that a sequence of so many tokens fills at most."""
+        return sum(min(tokens, cap * self.page_size) for cap in self._caps)
 
     def longest_prefix(self, found: Sequence[Sequence[object]]) -> int:
         """How long a prefix a sequence can start with, in pages: each group has those that the token after it sees.

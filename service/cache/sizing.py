@@ -42,7 +42,7 @@ def choose_num_pages(
     needs = needs or PageNeeds(shape.page_size)
     needed = needs.most(max_length)
     if num_pages < needed:
-        tokens = int(needs.sequences(num_pages, max_length) * max_length)
+        tokens = needs.tokens(num_pages, max_length)
         raise StartupError(
             f"{source} is {asked} bytes, which holds {tokens} tokens; "
             f"one request of the maximum length {max_length} needs {needed * shape.page_bytes} bytes: "

@@ -120,9 +120,10 @@ def _page(
     def placed(group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots and block table of one group of layers."""
         tables = [sequence.tables[group] for sequence in step]
-        block_table = np.zeros((len(tables), max(table.end for table in tables)), np.int32)
-        for row, table in zip(block_table, tables, strict=True):
-            row[table.first : table.end] = table.pages
+        lasts = [table.end for table in tables]
+        block_table = np.zeros((len(tables), max(lasts)), np.int32)
+        for row, table, last in zip(block_table, tables, lasts, strict=True):
+            row[table.first : last] = table.pages
         return _on(device, block_table[rows, pages].astype(np.int64) * page_size + places), _on(device, block_table)
 
     slots, block_table = placed(0)

@@ -50,6 +50,7 @@ def test_the_most_is_reached() -> None:
 def test_of_one_group_that_sees_all_as_many_sequences_fit_as_pages_allow() -> None:
     assert PageNeeds(16).sequences(100, 800) == 2.0
     assert PageNeeds(16).most(801) == 51
+    assert [PageNeeds(16).tokens(pages, 801) for pages in (0, 7, 100)] == [0, 112, 1600]
     # 800 tokens are 50 pages; 19 + 64 tokens, wherever they begin, are in 7 at most.
     assert PageNeeds(16, (None, 20), max_batch_tokens=64).sequences(114, 800) == 2.0
 
