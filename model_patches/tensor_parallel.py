@@ -7,9 +7,11 @@ The split is transformers' own: a model's `tp_plan` says which weights are cut a
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from model_patches.errors import UnsupportedModelError
+from model_patches.errors import DamagedModelError, UnsupportedModelError
+from model_patches.loading.quiet import quiet_transformers
 
 
 def check_tensor_parallel(config: Mapping[str, Any], size: int) -> None:
@@ -22,10 +24,15 @@ def check_tensor_parallel(config: Mapping[str, Any], size: int) -> None:
     Raises:
         UnsupportedModelError: its plan is missing or leaves the layers whole; its heads do not divide by `size`; or it
             norms all heads of a layer with weights of their own, which the plan leaves whole.
+        DamagedModelError: transformers cannot make a config of it.
     """
     asked = f"tensor_parallel ({size})"
-    model_type = str(config["model_type"])
-    made: PreTrainedConfig = AutoConfig.for_model(model_type, **_without_rope(config))
+    model_type = str(config.get("model_type"))
+    try:
+        with quiet_transformers():
+            made: PreTrainedConfig = AutoConfig.for_model(model_type, **_without_rope(config))
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise DamagedModelError(f"the model's config cannot be used: {error}") from error
     plan = {name: style for name, style in (made.base_model_tp_plan or {}).items() if name.startswith("layers.")}
     if not plan:
         raise UnsupportedModelError(f"{asked}: transformers has no plan to split the layers of {model_type} models")

@@ -35,7 +35,7 @@ def leading(monkeypatch: pytest.MonkeyPatch, stopped: list[Exception]) -> Iterat
 
 
 def test_a_model_in_one_process_has_nobody_to_lead() -> None:
-    with serve.leading(Settings.model_validate({}), None, pytest.fail) as leader:
+    with serve.leading(Settings.model_validate({}), None, lambda error: pytest.fail(str(error))) as leader:
         assert leader is None
 
 

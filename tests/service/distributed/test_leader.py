@@ -47,6 +47,8 @@ class Pipes:
         pass
 
     def heard_by(self, rank: int) -> Any:
+        """The next message; EOFError where there will be none."""
+        assert self.theirs[rank].poll(DEADLINE), f"rank {rank} waits in vain"
         return pickle.loads(self.theirs[rank].recv_bytes())
 
 
@@ -102,7 +104,7 @@ def test_the_last_word_is_none(led: Led) -> None:
         led.pipes.heard_by(rank)
         assert led.pipes.heard_by(rank) is None
         with pytest.raises(EOFError):
-            led.pipes.theirs[rank].recv_bytes()
+            led.pipes.heard_by(rank)
     assert led.lost.empty()
 
 
@@ -114,7 +116,7 @@ def test_a_rank_that_ends_is_named_and_no_call_goes_out_any_more(led: Led) -> No
     led.leader.close()
     led.pipes.heard_by(1)
     with pytest.raises(EOFError):  # and so ends too, without a last word
-        led.pipes.theirs[1].recv_bytes()
+        led.pipes.heard_by(1)
 
 
 def test_a_rank_that_fails_is_quoted(led: Led) -> None:

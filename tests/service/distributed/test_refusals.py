@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from model_patches.errors import UnsupportedModelError
+from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.tensor_parallel import check_tensor_parallel
 from service import build
 from service.distributed.refusals import check_split
 from service.errors import StartupError
+from service.evaluation.assembly import assemble
 from service.settings import Settings
 from tests.reference.supported import FAMILIES, SCALED
 
@@ -74,6 +75,18 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_families_whose_layers_stay_whole_are_refused(family: str, why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=why):
         check_tensor_parallel({**FAMILIES, **SCALED}[family].to_dict(), 2)
+
+
+def test_a_config_that_transformers_does_not_know_is_no_fault_of_the_program() -> None:
+    with pytest.raises(DamagedModelError, match="the model's config cannot be used"):
+        check_tensor_parallel({"architectures": ["LlamaForCausalLM"]}, 2)
+
+
+def test_evaluation_runs_in_one_process(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"tensor_parallel": 2, "device": "cpu", "model": str(tmp_path)})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(StartupError, match=r"tensor_parallel \(2\): evaluation runs in one process"):
+        assemble(settings, build.inspect(settings), 100)
 
 
 def test_heads_that_the_plan_gathers_need_not_divide() -> None:
