@@ -123,17 +123,8 @@ def inspect(settings: Settings) -> InspectedModel:
     Raises:
         StartupError: it cannot be found or served, or a setting does not go with it.
     """
-    options = load_options(settings.rope_policy, settings.rope_options())
-    try:
-        config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
-        check_config(config, trust_remote_code=settings.trust_remote_code)
-        geometry = read_geometry(config, options.native_rope)
-        if geometry.scheme == "clex":
-            folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
-            geometry = with_clex_weights(geometry, read_clex_weights(folder))
-        policy = Policy(geometry, options)
-    except ModelError as error:
-        raise StartupError(str(error)) from error
+    policy, config = _policy_and_config(settings)
+    geometry = policy.geometry
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
@@ -143,6 +134,29 @@ def inspect(settings: Settings) -> InspectedModel:
             *(geometry.scheme, geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
+
+
+def read_policy(settings: Settings) -> Policy:
+    """The policy of the model that the settings name, which says nothing of where it will run.
+
+    Raises:
+        StartupError: see `inspect`.
+    """
+    return _policy_and_config(settings)[0]
+
+
+def _policy_and_config(settings: Settings) -> tuple[Policy, Mapping[str, Any]]:
+    options = load_options(settings.rope_policy, settings.rope_options())
+    try:
+        config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
+        check_config(config, trust_remote_code=settings.trust_remote_code)
+        geometry = read_geometry(config, options.native_rope)
+        if geometry.scheme == "clex":
+            folder = resolve_model(settings.model, cache_dir=default_cache_dir(), revision=settings.revision)
+            geometry = with_clex_weights(geometry, read_clex_weights(folder))
+        return Policy(geometry, options), config
+    except ModelError as error:
+        raise StartupError(str(error)) from error
 
 
 def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights:
@@ -214,7 +228,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics) -> Loa
     weights = load_weights(settings, inspected)
     loaded, shape = weights.loaded, weights.shape
     if settings.chat_template is not None:
-        loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
+        loaded.tokenizer.chat_template = read_chat_template(settings.chat_template)
     num_pages = choose_num_pages(shape, device, settings.kv_cache_memory, policy.max_length)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
@@ -262,7 +276,12 @@ def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype)
         raise StartupError(str(error)) from error
 
 
-def _read_chat_template(file: Path) -> str:
+def read_chat_template(file: Path) -> str:
+    """The chat template in a file.
+
+    Raises:
+        StartupError: it cannot be read.
+    """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

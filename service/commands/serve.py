@@ -19,6 +19,7 @@ from starlette.datastructures import State
 from service import build, logs, process
 from service.app import create_app
 from service.cli import load_settings, naming_sources
+from service.errors import StartupError
 from service.http_protocol import ImpatientProtocol
 from service.listening import listening, url_of
 from service.metrics import Metrics
@@ -108,6 +109,9 @@ def serve(arguments: Mapping[str, Any]) -> None:
         StartupError: the server cannot start.
     """
     settings = load_settings(arguments)
+    if settings.ray is not None:
+        serve_replicas(settings, arguments)
+        return
     # uvicorn ends on the first signal and raises it again once all is done.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -144,6 +148,25 @@ def serve(arguments: Mapping[str, Any]) -> None:
         uvicorn_server.run(listeners)
     if failures:
         raise failures[0]
+
+
+def serve_replicas(settings: Settings, arguments: Mapping[str, Any]) -> None:
+    """Serve a model by several replicas on Ray.
+
+    Raises:
+        StartupError: the extra ray is not installed, or the replicas cannot start.
+    """
+    try:
+        from service.replicas.run import run
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise StartupError(f"ray ({settings.ray}) needs the extra ray: pip install 'ropewalk[ray]'") from error
+    logs.configure(settings.log_level, settings.log_format)
+    log_changed(settings)
+    with naming_sources(arguments, settings):
+        build.read_policy(settings)
+    run(settings)
 
 
 def log_changed(settings: Settings) -> None:
