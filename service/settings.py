@@ -221,7 +221,9 @@ class Settings(BaseSettings):
     )
     shutdown_seconds: int = Field(30, ge=0, description="how long running requests may finish after SIGTERM")
     ray: int | None = Field(
-        None, ge=1, description="replicas behind one address on Ray Serve; needs the extra ray; default: one server alone"
+        None,
+        ge=1,
+        description="replicas behind one address, on Ray Serve; needs the extra ray; default: no Ray",
     )
     ray_min: int | None = Field(
         None, ge=1, description="replicas that stay when there is little to do; default: as many as ray says"

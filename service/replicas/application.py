@@ -46,8 +46,8 @@ class Engine(Replica):
 
 
 class WithoutRequestId:
-    """ASGI middleware that leaves the answer's request id to Ray's proxy, which puts it on every answer: of two, clients
-    read one that is none."""
+    """ASGI middleware that leaves the answer's request id to Ray's proxy, which puts it on every answer; clients would
+    read two as one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,6 +81,7 @@ def application(settings: Settings) -> serve.Application:
         settings: with `ray`, the number of replicas. What they name has to be on every node.
     """
     assert settings.ray is not None
+    capacity = settings.max_running + settings.max_queued
     logging = LoggingConfig(enable_access_log=settings.log_level == "debug")
     on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     engines = serve.deployment(Engine).options(
@@ -91,7 +92,7 @@ def application(settings: Settings) -> serve.Application:
             "runtime_env": {"env_vars": _environment(settings.ray_cpus)},
         },
         max_ongoing_requests=NO_LIMIT,
-        max_queued_requests=settings.max_queued,
+        max_queued_requests=(settings.ray or 1) * capacity,  # on the way to a replica, which takes milliseconds
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.shutdown_seconds,
         health_check_period_s=2,
@@ -99,7 +100,7 @@ def application(settings: Settings) -> serve.Application:
         max_constructor_retry_count=2,
         request_router_config=RequestRouterConfig(
             request_router_class="service.replicas.router:PlanRouter",
-            request_router_kwargs={"capacity": settings.max_running + settings.max_queued},
+            request_router_kwargs={"capacity": capacity},
             request_routing_stats_period_s=SECONDS_BETWEEN_STATS,
         ),
         logging_config=logging,

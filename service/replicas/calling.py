@@ -39,7 +39,11 @@ class RayReplicas:
                 await anext(batches)
             async for batch in batches:
                 yield batch
+        except (GeneratorExit, asyncio.CancelledError):
+            batches.cancel()
+            raise
         except TimeoutError:
+            batches.cancel()
             raise self._not_taken() from None
         except BackPressureError as error:
             full = QueueFullError("too many requests wait for a replica")
@@ -49,8 +53,6 @@ class RayReplicas:
             raise NotReadyError("no replica could be started") from error
         except (RayActorError, RaySystemError, TaskCancelledError, RequestCancelledError) as error:
             raise ReplicaGoneError(str(error)) from error
-        finally:
-            batches.cancel()  # does nothing where the answer has ended
 
     def _not_taken(self) -> NotReadyError | QueueFullError:
         within = f"within {SECONDS_TO_BE_TAKEN:g} seconds"

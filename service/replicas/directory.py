@@ -8,7 +8,7 @@ _names: Sequence[str] = ()
 
 def tell(names: Sequence[str]) -> None:
     """Called by the router whenever there are others."""
-    global _names  # noqa: PLW0603 - one router in one process
+    global _names
     _names = tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""A request's way to a replica and its answer's way back. Knows that replicas can go away; does not know where they are.
+"""A request's way to a replica and its answer's way back. Knows that replicas can go away; not where they are.
 
 Nothing is lost in silence: while the client has heard nothing, the request is tried once more with another replica;
 after that a stream ends with an error, as one does whose step has failed.
@@ -112,7 +112,8 @@ class _Answer:
         for message in batch:
             if message["type"] == "http.response.start":
                 self._head = message
-                self._is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+                kind = Headers(raw=message["headers"]).get("content-type", "")
+                self._is_stream = kind.startswith("text/event-stream")
                 continue
             if self._head is not None:
                 head, self._head = self._head, None

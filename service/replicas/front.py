@@ -1,5 +1,5 @@
-"""The application in front of the replicas: reads how a request begins and hands it on. Knows HTTP and what replicas are
-asked; does not know Ray.
+"""The application in front of the replicas: reads how a request begins and hands it on. Knows HTTP and what replicas
+are asked; does not know Ray.
 
 It answers by itself only where no replica can: a body that is too large or does not come, and replicas that do not
 answer. All else, refusals and descriptions included, is a replica's.

@@ -125,9 +125,9 @@ class Placement:
     def _holder(self, beginning: Beginning, loads: Mapping[str, Load]) -> str | None:
         """Who holds the longest part that is worth it."""
         for number in range(len(beginning.digests), 0, -1):
-            plans = self._known.get(beginning.digests[number - 1], {})
+            plans: Mapping[bytes, Held] = self._known.get(beginning.digests[number - 1], {})
             own = plans.get(beginning.plan)
-            found = [held for held in (own, *(plans.values() if beginning.any_plan else ())) if held is not None]
+            found: list[Held] = [*([own] if own else []), *(plans.values() if beginning.any_plan else ())]
             is_long = number >= max(LONG_PAGES, LONG_SHARE * len(beginning.digests))
             for held in found:
                 if held.replica in loads and (held.is_end or is_long):

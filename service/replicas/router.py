@@ -21,12 +21,14 @@ class PlanRouter(RequestRouter):
             options: `capacity`, see `Placement`.
         """
         self._placement = Placement(options["capacity"])
-        self._under_way: Counter[tuple[str, str]] = Counter()  # by replica and request
         self._ongoing: Counter[str] = Counter()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        directory.tell([replica.replica_id.unique_id for replica in replicas])
+        names = [replica.replica_id.unique_id for replica in replicas]
+        directory.tell(names)
+        for name in self._ongoing.keys() - set(names):
+            del self._ongoing[name]
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -36,24 +38,23 @@ class PlanRouter(RequestRouter):
         wanted = {} if pending_request is None else pending_request.kwargs
         if (only := wanted.get("only")) in named:
             return [[named[only]]]
-        loads = {
-            name: Load(self._ongoing[name], replica.routing_stats.get("free_tokens")) for name, replica in named.items()
-        }
+        loads = {name: self._load(replica) for name, replica in named.items()}
         return [[named[name]] for name in self._placement.choose(wanted.get("beginning"), loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         del result
-        name = replica_id.unique_id
-        self._under_way[name, pending_request.metadata.internal_request_id] += 1
-        self._ongoing[name] += 1
-        self._placement.note(pending_request.kwargs.get("beginning"), name)
+        self._placement.note(pending_request.kwargs.get("beginning"), replica_id.unique_id)
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Counted here, for Ray's own count forgets what is on its way whenever a replica says what it has."""
+        super().on_send_request(replica_id)
+        self._ongoing[replica_id.unique_id] += 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Called for those too that a replica did not take."""
-        name = replica_id.unique_id
-        key = (name, internal_request_id)
-        if self._under_way[key] > 0:
-            self._ongoing[name] -= 1
-            self._under_way[key] -= 1
-        if self._under_way[key] == 0:
-            del self._under_way[key]
+        """Called once for each that was sent, however it ended."""
+        del internal_request_id
+        self._ongoing[replica_id.unique_id] -= 1
+
+    def _load(self, replica: RunningReplica) -> Load:
+        ongoing = max(0, self._ongoing[replica.replica_id.unique_id])
+        return Load(ongoing, replica.routing_stats.get("free_tokens"))

@@ -84,7 +84,7 @@ def _start(settings: Settings, port: int) -> None:
                 port=port,
                 request_timeout_s=None,  # a long answer takes as long as it takes
                 keep_alive_timeout_s=75,
-            )
+            ),
         )
         serve.run(application(settings), name=NAME, route_prefix="/")
     except (RayError, RayServeException, RuntimeError) as error:

@@ -1,5 +1,5 @@
-"""`ropewalk serve` on a Ray cluster of two nodes of one core each, all on this machine. Run as a program: Ray and what it
-warns of stay out of the tests' own process."""
+"""`ropewalk serve` on a Ray cluster of two nodes of one core each, all on this machine. Run as a program: Ray, and what
+it warns of, stay out of the tests' own process."""
 
 import os
 import sys
