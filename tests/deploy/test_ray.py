@@ -1,4 +1,4 @@
-"""The cluster with Ray: rendered by kubectl, checked against Kubernetes' schemas, Ray's own and the server's settings."""
+"""The cluster with Ray: rendered by kubectl, checked against the schemas of Kubernetes and Ray, and the settings."""
 
 import re
 from typing import Any

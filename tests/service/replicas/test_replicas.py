@@ -119,6 +119,7 @@ def replicas(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert process.poll() is None, log.read_text()[-5000:]
         yield running
     finally:
+        running.client.close()
         process.terminate()  # it ends what it has started
         process.wait(DEADLINE)
 
