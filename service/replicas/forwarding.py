@@ -83,7 +83,6 @@ class Forwarded(Response):
     async def _forward(self, send: Send) -> None:
         answer = _Answer(send)
         for _ in range(ATTEMPTS):
-            answer.begin_anew()
             try:
                 async with aclosing(self._replicas.ask(self._request, beginning=self._beginning)) as batches:  # type: ignore[type-var]
                     async for batch in batches:
@@ -104,9 +103,6 @@ class _Answer:
         self._head: Message | None = None
         self._is_stream = False
         self.was_heard = False
-
-    def begin_anew(self) -> None:
-        self._head = None
 
     async def take(self, batch: list[Message]) -> None:
         for message in batch:

@@ -18,6 +18,8 @@ from service.settings import Settings
 from service.tracing.hook import UNTRACED
 from service.tracing.start import start
 
+SECONDS_BETWEEN_LOOKS = 0.05
+
 
 class Replica:
     """Serves one model until its process ends. What begins with `record_` and `check_` Ray calls from time to time."""
@@ -34,16 +36,15 @@ class Replica:
         disable_created_metrics()
         telemetry = start(inspected.name) if settings.otel else None
         self._metrics = Metrics(CollectorRegistry(), None if telemetry is None else telemetry.journal)
-        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failure: Exception | None = None
 
         def load() -> build.LoadedServer:
             loaded = build.load(settings, inspected, self._metrics)
             process.settle()
-            self._loaded.get_loop().call_soon_threadsafe(self._loaded.set_result, None)
             return loaded
 
         def fail(error: Exception) -> None:
-            self._loaded.set_exception(error)
+            self._failure = error
 
         self._app = create_app(settings, inspected, self._metrics, load, fail, telemetry or UNTRACED)
         self._lifespan = self._app.router.lifespan_context(self._app)
@@ -55,7 +56,10 @@ class Replica:
             StartupError: it cannot be done.
         """
         await self._lifespan.__aenter__()
-        await self._loaded
+        while self._server.loaded is None:
+            if self._failure is not None:
+                raise self._failure
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     async def stop(self) -> None:
         """End what runs, and the engine."""

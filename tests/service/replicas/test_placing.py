@@ -42,9 +42,10 @@ def test_a_conversation_returns(placement: Placement) -> None:
 
 
 def test_the_longest_part_counts(placement: Placement) -> None:
-    placement.note(beginning("ab"), "one")
     placement.note(beginning("abc"), "two")
+    placement.note(beginning("ab"), "one")
     assert placement.choose(beginning("abcd"), loads(one=0, two=1))[0] == "two"
+    assert placement.choose(beginning("abxy"), loads(one=1, two=0))[0] == "one"
 
 
 def test_what_was_computed_under_another_plan_does_not_count(placement: Placement) -> None:
@@ -122,16 +123,20 @@ def test_a_full_replica_is_not_chosen_while_another_has_room(placement: Placemen
     assert {placement.choose(None, there_are)[0] for _ in range(50)} == {"d"}
 
 
-def test_what_was_asked_for_longest_ago_is_forgotten_later_pages_first() -> None:
+def test_later_pages_are_forgotten_before_earlier_ones() -> None:
+    placement = Placement(50, most_known_pages=20, chance=random.Random(1))
+    placement.note(beginning("d" * 40), "two")
+    assert placement.num_known_pages == 20
+    assert placement.choose(beginning("d" * 20), loads(one=0, two=1))[0] == "two"
+
+
+def test_what_was_asked_for_longest_ago_is_forgotten() -> None:
     placement = Placement(50, most_known_pages=4, chance=random.Random(1))
-    placement.note(beginning("abc"), "two")
-    placement.note(beginning("xyz"), "two")
-    assert placement.num_known_pages == 4
-    placement = Placement(50, most_known_pages=2, chance=random.Random(1))
-    placement.note(beginning("ab"), "two")
-    placement.note(beginning("abc"), "two")
-    placement.note(beginning("a"), "two")  # is an end from here on
-    assert placement.choose(beginning("ax"), loads(one=0, two=1))[0] == "two"
+    for text in ("ab", "xy", "ab", "pq"):
+        placement.note(beginning(text), "two")
+    there_are = loads(one=0, two=1)
+    chosen = {text: placement.choose(beginning(text + "z"), there_are)[0] for text in ("ab", "xy", "pq")}
+    assert chosen == {"ab": "two", "xy": "one", "pq": "two"}
 
 
 def test_the_end_of_a_prompt_stays_one_when_longer_ones_follow(placement: Placement) -> None:

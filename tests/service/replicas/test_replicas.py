@@ -93,8 +93,8 @@ def _cmdline(process: psutil.Process) -> list[str]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tests' tiny model, which writes nonsense at once."""
-    made, written = (fixture._get_wrapped_function() for fixture in (tiny_model, tiny_folder))
-    folder: Path = written(made(), tmp_path_factory.mktemp("replicas"))
+    make, write = (fixture._get_wrapped_function() for fixture in (tiny_model, tiny_folder))
+    folder: Path = write(make(), tmp_path_factory.mktemp("replicas"))
     return folder
 
 
@@ -115,8 +115,11 @@ def replicas(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         )
     running = Replicas(process, f"http://127.0.0.1:{port}", log)
     try:
-        wait_until(lambda: process.poll() is not None or b"ready: http" in log.read_bytes(), "the replicas are ready")
+        end = time.monotonic() + DEADLINE
+        while process.poll() is None and b"ready: http" not in log.read_bytes() and time.monotonic() < end:
+            time.sleep(0.1)
         assert process.poll() is None, log.read_text()[-5000:]
+        assert b"ready: http" in log.read_bytes()
         yield running
     finally:
         running.client.close()
