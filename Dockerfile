@@ -23,9 +23,12 @@ ENV PATH=/opt/ropewalk/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 COPY constraints.txt pyproject.toml ./
-# With the extra otel, which an operator switches on by a setting; extras for measuring and testing stay out.
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    print('\n'.join(p['dependencies'] + p['optional-dependencies']['otel']))" > requirements.txt
+# With the extra otel, which an operator switches on by a setting, or those asked for (EXTRAS="otel ray"); what is for
+# measuring and testing stays out.
+ARG EXTRAS=otel
+RUN python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print('\n'.join(sum((p['optional-dependencies'][extra] for extra in sys.argv[1:]), p['dependencies'])))" \
+    $EXTRAS > requirements.txt
 
 # torch has an index of its own for each kind of device; PyPI's is the CUDA build, several GB.
 FROM build AS install-cpu

@@ -152,16 +152,7 @@ def inspect(settings: Settings) -> InspectedModel:
     Raises:
         StartupError: it cannot be found or served, or a setting does not go with it.
     """
-    options = load_options(settings.rope_policy, settings.rope_options())
-    try:
-        config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
-        check_config(config, trust_remote_code=settings.trust_remote_code)
-        positions = read_positions(config, options.native_rope)
-        policy = _policy(settings, positions, options)
-        if settings.tensor_parallel > 1:
-            check_tensor_parallel(config, settings.tensor_parallel)
-    except ModelError as error:
-        raise StartupError(str(error)) from error
+    policy, config = _policy_and_config(settings)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
@@ -175,6 +166,29 @@ def inspect(settings: Settings) -> InspectedModel:
             *(policy.geometry.scheme, policy.geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
+
+
+def read_policy(settings: Settings) -> AnyPolicy:
+    """The policy of the model that the settings name, which says nothing of where it will run.
+
+    Raises:
+        StartupError: see `inspect`.
+    """
+    return _policy_and_config(settings)[0]
+
+
+def _policy_and_config(settings: Settings) -> tuple[AnyPolicy, Mapping[str, Any]]:
+    options = load_options(settings.rope_policy, settings.rope_options())
+    try:
+        config = read_config(resolve_config(settings.model, cache_dir=default_cache_dir(), revision=settings.revision))
+        check_config(config, trust_remote_code=settings.trust_remote_code)
+        positions = read_positions(config, options.native_rope)
+        policy = _policy(settings, positions, options)
+        if settings.tensor_parallel > 1:
+            check_tensor_parallel(config, settings.tensor_parallel)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    return policy, config
 
 
 def _policy(settings: Settings, positions: Positions, options: RopePolicy) -> AnyPolicy:
@@ -309,7 +323,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     weights, shape, needs = computing.weights, computing.shape, computing.needs
     loaded = weights.loaded
     if settings.chat_template is not None:
-        loaded.tokenizer.chat_template = _read_chat_template(settings.chat_template)
+        loaded.tokenizer.chat_template = read_chat_template(settings.chat_template)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
         pages,
@@ -373,7 +387,12 @@ def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype)
         raise StartupError(str(error)) from error
 
 
-def _read_chat_template(file: Path) -> str:
+def read_chat_template(file: Path) -> str:
+    """The chat template in a file.
+
+    Raises:
+        StartupError: it cannot be read.
+    """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -233,6 +233,15 @@ class Settings(BaseSettings):
         300, gt=0, description="how long one step may take until /health asks for a restart"
     )
     shutdown_seconds: int = Field(30, ge=0, description="how long running requests may finish after SIGTERM")
+    ray: int | None = Field(
+        None,
+        ge=1,
+        description="replicas behind one address, on Ray Serve; needs the extra ray; default: no Ray",
+    )
+    ray_min: int | None = Field(
+        None, ge=1, description="replicas that stay when there is little to do; default: as many as ray says"
+    )
+    ray_cpus: int = Field(1, ge=1, description="CPU cores of each replica on Ray")
     otel: bool = Field(
         False,
         description="send traces and metrics where OpenTelemetry's variables (OTEL_...) say; needs the extra otel",
@@ -255,6 +264,14 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_said_of_replicas_fits(self) -> Self:
+        if self.ray_min is not None and self.ray_min > (self.ray or 0):
+            raise ValueError(f"ray_min ({self.ray_min}) must be at most ray ({self.ray})")
+        if self.ray is not None and self.tensor_parallel > 1:
+            raise ValueError(f"tensor_parallel ({self.tensor_parallel}) does not go with ray: a replica is one process")
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from service.core import SamplingParams
 from service.engine.handle import Choice, RequestHandle
 from service.errors import ContextLengthError, RequestError
 from service.logs import request_id
+from service.scaling.fixed import AnyPolicy
 from service.scaling.policy import PlanChoice, RopeWish
 
 T = TypeVar("T")
@@ -151,8 +152,14 @@ def choose_plan(server: Server, prompt_tokens: int, max_tokens: int | None, wish
     Raises:
         ContextLengthError, WishError: see `Policy.choose`.
     """
+    return choose_within(server.inspected.policy, server.settings.max_output_tokens, prompt_tokens, max_tokens, wish)
+
+
+def choose_within(
+    policy: AnyPolicy, most: int | None, prompt_tokens: int, max_tokens: int | None, wish: RopeWishFields | None
+) -> PlanChoice:
+    """The same, of a policy alone; `most` is what a request may generate where the server limits it."""
     wished = None if wish is None else RopeWish(**wish.model_dump())
-    policy, most = server.inspected.policy, server.settings.max_output_tokens
     choice = policy.choose(prompt_tokens, max_tokens, wished)
     if max_tokens is None and most is not None and choice.max_tokens > most:
         return policy.choose(prompt_tokens, most, wished)

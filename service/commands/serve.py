@@ -27,6 +27,7 @@ from service.distributed.follower import follow
 from service.distributed.leader import Leader
 from service.distributed.meeting import MetRanks, StartedRanks
 from service.distributed.place import Place, given_place
+from service.errors import StartupError
 from service.http_protocol import ImpatientProtocol
 from service.listening import listening, url_of
 from service.metrics import Metrics
@@ -146,6 +147,9 @@ def serve(arguments: Mapping[str, Any]) -> None:
         StartupError: the server cannot start.
     """
     settings = load_settings(arguments)
+    if settings.ray is not None:
+        serve_replicas(settings, arguments)
+        return
     place = given_place(os.environ, settings.tensor_parallel)
     if place is not None and not place.leads:
         follow(place)
@@ -186,6 +190,25 @@ def serve(arguments: Mapping[str, Any]) -> None:
         uvicorn_server.run(listeners)
     if failures:
         raise failures[0]
+
+
+def serve_replicas(settings: Settings, arguments: Mapping[str, Any]) -> None:
+    """Serve a model by several replicas on Ray.
+
+    Raises:
+        StartupError: the extra ray is not installed, or the replicas cannot start.
+    """
+    try:
+        from service.replicas.run import run
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise StartupError(f"ray ({settings.ray}) needs the extra ray: pip install 'ropewalk[ray]'") from error
+    logs.configure(settings.log_level, settings.log_format)
+    log_changed(settings)
+    with naming_sources(arguments, settings):
+        build.read_policy(settings)
+    run(settings)
 
 
 def log_changed(settings: Settings) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
+from service.cache.pages import PageAllocator
 from service.core import FinishReason, Sequence
 from service.engine.engine import Engine
 from service.errors import NotReadyError, QueueFullError
@@ -80,6 +81,16 @@ class EngineThread:
     def num_failures_in_a_row(self) -> int:
         """Steps that have failed since the last that did not."""
         return self._engine.num_failures_in_a_row
+
+    @property
+    def pages(self) -> PageAllocator:
+        """The cache's pages; other threads may count them."""
+        return self._engine.scheduler.pages
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the running batch."""
+        return len(self._engine.scheduler.running)
 
     @property
     def num_queued(self) -> int:
