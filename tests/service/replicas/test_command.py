@@ -27,9 +27,13 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"ray": "2", "ray_min": "3"}, r"ray_min \(3\) must be at most ray \(2\)"), ({"ray_min": "1"}, "at most ray")],
+    [
+        ({"ray": "2", "ray_min": "3"}, r"ray_min \(3\) must be at most ray \(2\)"),
+        ({"ray_min": "1"}, "at most ray"),
+        ({"ray": "2", "tensor_parallel": "2"}, r"tensor_parallel \(2\) does not go with ray"),
+    ],
 )
-def test_fewer_replicas_than_stay_are_refused(given: dict[str, str], said: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], said: str) -> None:
     with pytest.raises(StartupError, match=said):
         load_settings(given)
 
