@@ -132,7 +132,7 @@ class Engine:
         if not step:
             self.scheduler.pages.check()
             return False
-        composition, start = Composition.of(step), time.monotonic()
+        composition, start = Composition.of(step), time.perf_counter()
         try:
             chosen = self._choose_tokens(step)
         except Exception as error:
@@ -146,7 +146,7 @@ class Engine:
             for sequence, tokens in chosen.items():
                 self._take(sequence, tokens)
             self._metrics.observe_step(composition)
-            self.scheduler.pace.observe(composition.tokens - composition.decoding, time.monotonic() - start)
+            self.scheduler.pace.observe(composition.tokens - composition.decoding, time.perf_counter() - start)
         self._observe_load()
         return True
 
