@@ -13,7 +13,9 @@ from transformers.models.falcon import modeling_falcon
 
 from model_patches.encoding import FixedEncoding, alibi_slopes
 from model_patches.encoding_config import read_positions
+from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import build, ops
+from model_patches.patch import PatchedModel
 from service.errors import ContextLengthError
 from service.scaling.fixed import FixedPolicy
 from tests.reference.growing import random_tokens, tiny
@@ -133,6 +135,12 @@ def test_falcons_slopes_are_bfloat16_and_its_biases_exact(monkeypatch: pytest.Mo
     config = FalconConfig(**{**FALCON, "hidden_size": 96, "num_attention_heads": heads})
     monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact)
     compare(config, reference_of(config), [5, 100, 230])
+
+
+def test_determinism_is_refused_as_it_needs_fused_layers() -> None:
+    config = FIXED["bloom, 6 heads"]
+    with pytest.raises(UnsupportedModelError, match="need decoder layers that run fused"):
+        PatchedModel(tiny(config), encoding_of(config), deterministic=True)
 
 
 class Squares(torch.utils._python_dispatch.TorchDispatchMode):
