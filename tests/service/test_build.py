@@ -21,6 +21,7 @@ from service.cache.pool import CacheShape, allocate_pool
 from service.cli import load_settings
 from service.errors import StartupError
 from service.metrics import Metrics
+from service.scaling.policy import Policy
 from service.settings import Settings
 from tests.reference.growing import tiny
 from tests.reference.supported import FAMILIES
@@ -145,7 +146,8 @@ def test_a_models_own_scheme_need_not_be_known_to_transformers(
         {"model": str(folder), "device": "cpu", "kv_cache_memory": "64MiB", "max_model_len": 64}
     )
     inspected = inspect(chosen)
-    assert inspected.policy.schemes == (scheme,)
+    assert isinstance(inspected.policy, Policy)
+    assert inspected.policy.geometry.scheme == scheme
     load(chosen, inspected, Metrics(CollectorRegistry())).engine.stop()  # runs a prefill and a decode to warm up
     assert capfd.readouterr() == ("", "")
 
