@@ -60,6 +60,8 @@ def _bloom(config: Config) -> FixedEncoding:
 
 def _mpt(config: Config) -> FixedEncoding:
     attention = config.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        raise UnsupportedModelError(f"attn_config must be an object, it is {attention!r}")
     for name, supported in _MPT_FIXED.items():
         if attention.get(name) not in (None, supported):
             raise UnsupportedModelError(f"attn_config.{name} is {attention[name]!r}; {supported!r} is supported")
@@ -77,7 +79,10 @@ def _falcon(config: Config) -> FixedEncoding | None:
     if not config.get("alibi"):
         return None
     heads = _count(config, "num_attention_heads", default=71)
-    head_dim = _count(config, "n_embed", "hidden_size", default=4544) // heads
+    hidden = _count(config, "n_embed", "hidden_size", default=4544)
+    if hidden % heads:
+        raise UnsupportedModelError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    head_dim = hidden // heads
     rounded = torch.tensor(alibi_slopes(heads)).bfloat16().double() / head_dim**0.5
     return FixedEncoding("alibi", _count(config, "max_position_embeddings", default=TRAINED), tuple(rounded.tolist()))
 
@@ -98,6 +103,8 @@ def _count(config: Config, *names: str, default: int) -> int:
     if name is None:
         return default
     value = config[name]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UnsupportedModelError(f"{name} must be a whole number of at least 1, it is {value!r}")
     return value

@@ -157,7 +157,7 @@ def inspect(settings: Settings) -> InspectedModel:
     dtype = _dtype(settings.dtype, device, config)
     _check_changes(settings, device, dtype)
     if settings.tensor_parallel > 1:
-        check_split(settings, device)
+        _check_split(settings, config, device)
     if isinstance(policy, FixedPolicy):
         logger.info("requests run without any scaling: %s", policy.why)
     elif policy.geometry.is_scaled:
@@ -166,6 +166,14 @@ def inspect(settings: Settings) -> InspectedModel:
             *(policy.geometry.scheme, policy.geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
+
+
+def _check_split(settings: Settings, config: Mapping[str, Any], device: torch.device) -> None:
+    check_split(settings, device)
+    try:
+        check_tensor_parallel(config, settings.tensor_parallel)
+    except ModelError as error:
+        raise StartupError(str(error)) from error
 
 
 def read_policy(settings: Settings) -> AnyPolicy:
@@ -184,8 +192,6 @@ def _policy_and_config(settings: Settings) -> tuple[AnyPolicy, Mapping[str, Any]
         check_config(config, trust_remote_code=settings.trust_remote_code)
         positions = read_positions(config, options.native_rope)
         policy = _policy(settings, positions, options)
-        if settings.tensor_parallel > 1:
-            check_tensor_parallel(config, settings.tensor_parallel)
     except ModelError as error:
         raise StartupError(str(error)) from error
     return policy, config
@@ -374,6 +380,7 @@ def load_with_others(settings: Settings, inspected: InspectedModel, leader: Lead
     inspected = replace(inspected, device=leader.gather(settings, inspected.device))
     with leader.together():
         computing = load_runner(settings, inspected, leader.place)
+    leader.note_loaded()
     return computing, LeadingRunner(computing.runner, leader)
 
 

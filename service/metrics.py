@@ -92,7 +92,7 @@ class Metrics:
         self.cache_usage = gauge("kv_cache_usage_ratio", "Share of the cache's pages in use, 0 to 1.")
         self.cache_used_bytes = gauge("kv_cache_used_bytes", "Bytes of the cache's pages in use.")
         self.cache_bytes = gauge("kv_cache_bytes", "Bytes of all the cache's pages.")
-        self.cache_pages = gauge("kv_cache_pages", "Pages of the cache.")
+        self.cache_pages = gauge("kv_cache_pages", "Pages of the cache, each of one group of layers.")
         self.cache_tokens = gauge("kv_cache_tokens", "Tokens of short sequences that the cache can hold.")
         self.cache_page_tokens = gauge("kv_cache_page_tokens", "Tokens in a page of the cache.")
         self.cache_requests = gauge("kv_cache_max_length_requests", "Requests of the maximum length that it can hold.")

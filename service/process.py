@@ -5,6 +5,8 @@ import gc
 import os
 from contextlib import suppress
 
+ENVIRONMENT = {"GOMP_SPINCOUNT": "10000", "MALLOC_ARENA_MAX": "1"}
+"""For a process whose first import is not this module: what `set_up` does to threads and heaps."""
 _M_ARENA_MAX = -8  # of <malloc.h>
 
 
@@ -18,7 +20,7 @@ def set_up() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         # Threads that wait for each other sleep after some microseconds of spinning: beside other processes they would
         # otherwise keep the cores from those that they wait for.
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", ENVIRONMENT["GOMP_SPINCOUNT"])
     if "MALLOC_ARENA_MAX" not in os.environ:
         # glibc gives threads heaps of their own, and what was freed in one serves no other: memory would creep up as
         # request after request has its peak in another thread.

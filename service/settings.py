@@ -143,7 +143,8 @@ class Settings(BaseSettings):
         ge=2,
         le=LONGEST,
         description="prompt and generation together, in tokens; "
-        "default: as far as the ladder or the config's scaling reaches, else 4 x the native length",
+        "default: as far as the ladder or the config's scaling reaches, else 4 x the native length "
+        "(learned and sinusoidal positions: the native length)",
     )
     native_rope: NativeRope | None = Field(
         None,
@@ -268,7 +269,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _what_is_said_of_replicas_fits(self) -> Self:
-        if self.ray_min is not None and self.ray_min > (self.ray or 0):
+        for name in ("ray_min", "ray_cpus"):
+            if self.ray is None and name in self.model_fields_set:
+                raise ValueError(f"{name} ({getattr(self, name)}) needs ray")
+        if self.ray is not None and self.ray_min is not None and self.ray_min > self.ray:
             raise ValueError(f"ray_min ({self.ray_min}) must be at most ray ({self.ray})")
         if self.ray is not None and self.tensor_parallel > 1:
             raise ValueError(f"tensor_parallel ({self.tensor_parallel}) does not go with ray: a replica is one process")

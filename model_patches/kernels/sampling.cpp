@@ -1,5 +1,5 @@
-// Tokens chosen from logits, a row at a time: no row is sorted, and no distribution is written down. What a filter cannot
-// keep is found from the largest logits of blocks, so that nearly all of a row is looked at once or twice, in vectors.
+// Tokens chosen from logits, a row at a time: no row is sorted. What a filter cannot keep is found from the largest logits
+// of blocks, so that nearly all of a row is looked at once or twice, in vectors, and only candidates are written down.
 #include "sampling_kernels.h"
 
 #include <ATen/Parallel.h>
@@ -101,6 +101,7 @@ class Row {
     }
     weigh();
     auto& candidates = scratch_.candidates;
+    if (candidates.empty()) return likeliest();  // NaN among the largest of the blocks
     if (by_count) total = mass(candidates.begin(), candidates.end());
     if (by_mass) keep_mass(filters.top_p * total);
     std::erase_if(candidates, [&](const Candidate& one) { return one.weight < filters.min_p; });
@@ -245,6 +246,8 @@ at::Tensor choose(const at::Tensor& logits, const at::Tensor& sampled, const at:
   for (std::int64_t place = 0; place < sampled.numel(); ++place) {
     const std::int64_t row = sampled.const_data_ptr<std::int64_t>()[place];
     TORCH_CHECK(0 <= row && row < rows, "expected sampled rows of the logits");
+    TORCH_CHECK(top_k.const_data_ptr<std::int64_t>()[place] > 0 && temperature.const_data_ptr<float>()[place] > 0,
+                "expected every top_k and temperature to be above 0");
     places[row] = place;
   }
   const auto filters_of = [&](std::int64_t place) {

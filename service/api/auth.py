@@ -53,6 +53,11 @@ class Keys:
         found = [hmac.compare_digest(given, digest) for digest in self._digests]
         return given if any(found) else None
 
+    def find_bearer(self, authorization: bytes) -> bytes | None:
+        """The same of an Authorization header, empty where there is none."""
+        scheme, _, key = authorization.partition(b" ")
+        return self.find(key.strip()) if scheme.lower() == b"bearer" else None
+
     def _read(self) -> list[bytes]:
         if self._file is None:
             return self._from_settings
@@ -91,14 +96,10 @@ class BearerKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
-            found = self._key_of(scope)
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            found = self._keys.find_bearer(given)
             caller.set(found)
             if found is None:
                 error = KeyRequiredError("a valid key is needed: Authorization: Bearer <key>")
                 answer = refuse(error, self._metrics)
         await answer(scope, receive, send)
-
-    def _key_of(self, scope: Scope) -> bytes | None:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        return self._keys.find(key.strip()) if scheme.lower() == b"bearer" else None

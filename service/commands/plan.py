@@ -25,7 +25,7 @@ def plan(arguments: Mapping[str, Any]) -> None:
             raise RequestError(f"{name} must be at least 1, it is {arguments[name]}", param=name)
     settings = load_settings(arguments)
     with naming_sources(arguments, settings):
-        policy = build.inspect(settings).policy
+        policy = build.read_policy(settings)
     wish = RopeWish(
         scheme=arguments["scheme"],
         mode=arguments["mode"],

@@ -53,7 +53,7 @@ class Leader:
         self._lock = threading.Lock()
         self._is_lost = threading.Event()
         self._is_closing = False
-        self._is_joined = False
+        self._are_loaded = False
 
     def gather(self, settings: Settings, device: torch.device) -> torch.device:
         """Have the others load what this process is about to load, and join them.
@@ -68,9 +68,11 @@ class Leader:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         self._send({name: getattr(settings, name) for name in Settings.model_fields if name not in _SECRETS})
         with self.together():
-            own = self._unless_lost(lambda: group.join(self.place, device, self._meeting.store()))
-        self._is_joined = True
-        return own
+            return self._unless_lost(lambda: group.join(self.place, device, self._meeting.store()))
+
+    def note_loaded(self) -> None:
+        """All ranks have loaded: from here on the others do nothing but listen."""
+        self._are_loaded = True
 
     def tell(self, call: Call) -> None:
         """Have the others carry out a call.
@@ -100,7 +102,8 @@ class Leader:
     def close(self) -> None:
         """End the other ranks; returns when those that this process started have ended."""
         self._is_closing = True
-        if self._is_joined and not self._is_lost.is_set():
+        # While the others load, they may wait for this one in a collective, where they hear no last word.
+        if self._are_loaded and not self._is_lost.is_set():
             with suppress(RankLostError):
                 self._send(None)
             dist.destroy_process_group()

@@ -12,7 +12,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import AuthenticationError, get_context
 from multiprocessing.connection import Client, Connection, Listener
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -114,9 +114,10 @@ class MetRanks:
             _host, port = cast(tuple[str, int], listener.address)
             self._store.set(_ADDRESS, f"{port} {key.hex()}")
             while len(found) < self.place.size - 1:
-                connection = listener.accept()
-                _keep_alive(connection)
-                found[int(connection.recv_bytes())] = connection
+                with suppress(AuthenticationError, EOFError, OSError):  # somebody else has found the port
+                    connection = listener.accept()
+                    _keep_alive(connection)
+                    found[int(connection.recv_bytes())] = connection
         return found
 
     def store(self) -> Store:

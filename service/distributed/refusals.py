@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from service.distributed.place import given_place
 from service.errors import StartupError
 from service.settings import Settings
 
@@ -33,6 +34,7 @@ def check_split(settings: Settings, device: torch.device) -> None:
             f"device is cpu, but torch sees CUDA devices, and transformers would put the ranks of {asked} there: "
             "hide them with CUDA_VISIBLE_DEVICES="
         )
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", settings.tensor_parallel))
+    place = given_place(os.environ, settings.tensor_parallel)
+    ranks_here = settings.tensor_parallel if place is None else place.local_size
     if device.type == "cuda" and ranks_here > torch.cuda.device_count():
         raise StartupError(f"{asked} needs {ranks_here} CUDA devices here, torch sees {torch.cuda.device_count()}")

@@ -128,10 +128,10 @@ class Engine:
             self._metrics.observe_promotion(sequence)
         self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted)
         self._metrics.cache_evictions.inc(self.scheduler.pages.num_evictions - evicted)
-        self._rerotate(step)
+        has_failed = not self._rerotate(step)
         if not step:
             self.scheduler.pages.check()
-            return False
+            return has_failed  # whoever failed has made room
         composition, start = Composition.of(step), time.perf_counter()
         try:
             chosen = self._choose_tokens(step)
@@ -150,8 +150,13 @@ class Engine:
         self._observe_load()
         return True
 
-    def _rerotate(self, step: dict[Sequence, int]) -> None:
-        """Carry out what has to be before the step; a sequence whose keys cannot be moved ends, the others go on."""
+    def _rerotate(self, step: dict[Sequence, int]) -> bool:
+        """Carry out what has to be before the step; a sequence whose keys cannot be moved ends, the others go on.
+
+        Returns:
+            Whether all went well.
+        """
+        went_well = True
         for rerotation in self.scheduler.take_rerotations():
             sequence, start = rerotation.sequence, time.monotonic()
             if sequence not in self._live:
@@ -163,8 +168,10 @@ class Engine:
                 logger.exception("request %s could not move to another plan", sequence.request_id)
                 step.pop(sequence, None)
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while re-rotating keys")
+                went_well = False
             else:
                 self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
+        return went_well
 
     def _propose(self) -> None:
         """Give sequences drafts, if the step has so few rows that some more cost little."""

@@ -87,6 +87,11 @@ class EngineThread:
         """The cache's pages; other threads may count them."""
         return self._engine.scheduler.pages
 
+    def free_tokens(self, length: int) -> int:
+        """Tokens that the cache has room for, in sequences of a length."""
+        scheduler = self._engine.scheduler
+        return scheduler.needs.tokens(scheduler.pages.num_free, length)
+
     @property
     def num_running(self) -> int:
         """Requests in the running batch."""

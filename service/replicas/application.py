@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import build, logs
 from service.cli import load_settings
+from service.process import ENVIRONMENT
 from service.replicas.beginning import beginning_reader
 from service.replicas.calling import RayReplicas
 from service.replicas.front import create_front
@@ -134,9 +135,8 @@ def _number(most: int, least: int | None) -> dict[str, Any]:
 
 
 def _environment(cores: int) -> dict[str, str]:
-    """Of a process that computes on so many cores. What `service.process` sets, and the number of torch's threads, has
-    to be there before torch is."""
-    own = {"OMP_NUM_THREADS": str(cores), "GOMP_SPINCOUNT": "10000", "MALLOC_ARENA_MAX": "1"}
+    """Of a process that computes on so many cores: it has to be there before torch is."""
+    own = {**ENVIRONMENT, "OMP_NUM_THREADS": str(cores)}
     path = os.environ.get("PYTHONPATH")
     return own if path is None else {**own, "PYTHONPATH": path}
 

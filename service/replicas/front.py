@@ -7,7 +7,6 @@ answer. All else, refusals and descriptions included, is a replica's.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -50,7 +49,7 @@ def create_front(settings: Settings, reader: BeginningReader, replicas: Replicas
     keys = Keys(settings)
 
     async def beginning_of(request: Request, body: bytes) -> Beginning | None:
-        if keys and not _has_key(keys, request.headers):
+        if keys and keys.find_bearer(request.headers.get("authorization", "").encode("latin-1")) is None:
             return None  # it will be refused: no work for it here either
         return await reader.read(request.url.path, body)
 
@@ -68,11 +67,6 @@ def create_front(settings: Settings, reader: BeginningReader, replicas: Replicas
     app.add_middleware(RequestIds)
     install_error_handlers(app, metrics)
     return app
-
-
-def _has_key(keys: Keys, headers: Mapping[str, str]) -> bool:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and keys.find(key.strip().encode("latin-1")) is not None
 
 
 def _carried(request: Request, body: bytes) -> CarriedRequest:

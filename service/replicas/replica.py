@@ -84,8 +84,7 @@ class Replica:
 
     def record_routing_stats(self) -> dict[str, int]:
         """What the router goes by."""
-        pages = self._engine.pages
-        return {"free_tokens": pages.num_free * pages.page_size}
+        return {"free_tokens": self._engine.free_tokens(self._server.inspected.policy.max_length)}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the number of replicas is decided by: requests that wait, and the share of the replica in use."""

@@ -46,6 +46,7 @@ def run(settings: Settings) -> None:
     with _cluster(settings):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)  # Ray has put its own in place
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a single server reads its keys again, and lives
         _start(settings, port)
         if not until.is_set():
             logger.info("ready: %s takes requests, %s/docs describes them", url, url, extra={"fields": {"url": url}})

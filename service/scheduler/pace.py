@@ -1,7 +1,7 @@
 """How much of the prompts a step may take while other requests decode. Knows numbers only."""
 
 LEAST_SHARE = 8  # chunks never shrink below this part of a full one, or prompts would hardly go on
-FEW = 16  # tokens beside which what they cost cannot be told from what any step costs
+FEW = 16  # tokens; what fewer cost cannot be told from what any step costs, so chunks never shrink below that either
 
 
 class Pace:
@@ -27,7 +27,7 @@ class Pace:
         """Prompt tokens in a step that also decodes, at most."""
         if self._cost is None or self._seconds == 0:
             return self._max_tokens
-        return min(self._max_tokens, max(self._max_tokens // LEAST_SHARE, int(self._seconds / self._cost)))
+        return min(self._max_tokens, max(FEW, self._max_tokens // LEAST_SHARE, int(self._seconds / self._cost)))
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step with so many prompt tokens took so long."""

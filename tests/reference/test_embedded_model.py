@@ -62,7 +62,7 @@ def tokens(embedded_model_folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("fuse", [False, True])
 def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
-    embedded_model_folder: Path, exact_reference: Any, tokens: list[int], fuse: bool
+    embedded_model_folder: Path, reference: Any, exact_reference: Any, tokens: list[int], fuse: bool
 ) -> None:
     loaded = load(embedded_model_folder)
     engine = RealEngine(loaded.model, Policy(read_geometry(loaded.config)), fuse=fuse)
@@ -72,7 +72,19 @@ def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
     assert max(len(step) for step in engine.runner.steps) > 8
     assert len([step for step in engine.runner.steps if "2000" in step]) > 8
     for length in LENGTHS:
-        assert_like_reference(engine, exact_reference, f"{length}", 2e-4)
+        # Fused layers sum in blocks. The products of others are torch's, so that they err where transformers does.
+        tolerance = 2e-4 if fuse else max(1e-4, 2 * float32_error(engine, reference, exact_reference, f"{length}"))
+        assert_like_reference(engine, exact_reference, f"{length}", tolerance)
+
+
+def float32_error(engine: RealEngine, reference: Any, exact_reference: Any, request_id: str) -> float:
+    """How far transformers in float32 is off for the tokens of a request."""
+    sequence = engine.sequences[request_id]
+    tokens, start = sequence.prompt + sequence.output[:-1], len(sequence.prompt) - 1
+    own, exact = (
+        reference_logits(model, sequence.choice.plan, tokens, start) for model in (reference, exact_reference)
+    )
+    return float((own - exact).abs().max())
 
 
 @pytest.mark.parametrize(("factor", "length"), [(2.0, 400), (4.0, 900)])

@@ -114,6 +114,8 @@ class TestPrecedence:
         value = values.get(name, "77")
         if name in ("metrics_need_key", "max_requests_per_key"):
             monkeypatch.setenv("ROPEWALK_API_KEY", "k")
+        if name in ("ray_min", "ray_cpus"):
+            monkeypatch.setenv("ROPEWALK_RAY", "99")
         option = ("--no-" if value == "false" else "--") + name.replace("_", "-")
         given = getattr(served(option) if value in ("true", "false") else served(option, value), name)
         monkeypatch.setenv(f"ROPEWALK_{name.upper()}", value)

@@ -126,10 +126,16 @@ def test_rows_that_are_not_sampled_take_the_first_of_the_likeliest(size: int, le
 
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize(
-    "filters", [Filters(1.0, 5, 0.5, 0.1), Filters(0.5, 10**6, 0.9, 0.0), Filters(1.0, 10**6, 1.0, 0.0)]
+    "filters",
+    [
+        Filters(1.0, 2, 1.0, 0.0),
+        Filters(1.0, 5, 0.5, 0.1),
+        Filters(0.5, 10**6, 0.9, 0.0),
+        Filters(1.0, 10**6, 1.0, 0.0),
+    ],
 )
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("where", [slice(None), slice(70, 90), slice(0, 1)])
+@pytest.mark.parametrize("where", [slice(None), slice(70, 90), slice(0, 1), slice(0, 250)])
 def test_a_broken_row_gets_a_token_of_the_vocabulary_and_spoils_no_other(
     level: Level, filters: Filters, value: float, where: slice
 ) -> None:
@@ -156,6 +162,8 @@ def test_a_temperature_without_end_brings_back_nothing_that_was_ruled_out() -> N
         ({"sampled": torch.tensor([-1])}, "sampled rows"),
         ({"top_k": torch.ones(2, dtype=torch.int64)}, "for each sampled row"),
         ({"draws": torch.ones(1)}, "for each sampled row"),
+        ({"top_k": torch.zeros(1, dtype=torch.int64)}, "above 0"),
+        ({"temperature": torch.zeros(1)}, "above 0"),
         ({"logits": torch.ones(3, 8).T}, "without gaps"),
         ({"logits": torch.ones(3, 0)}, "vocabulary"),
     ],

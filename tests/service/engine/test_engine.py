@@ -355,7 +355,9 @@ def test_each_stage_is_measured_from_where_the_one_before_it_ended(monkeypatch: 
 
 
 def test_a_stage_that_was_never_reached_took_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.engine.engine.time", SimpleNamespace(monotonic=lambda: 130.0, perf_counter=lambda: 0.0))
+    monkeypatch.setattr(
+        "service.engine.engine.time", SimpleNamespace(monotonic=lambda: 130.0, perf_counter=lambda: 0.0)
+    )
     under_test = EngineUnderTest()
     sequence = under_test.sequence("a", PROMPT)
     sequence.arrival_time = 100

@@ -29,7 +29,8 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     ("given", "said"),
     [
         ({"ray": "2", "ray_min": "3"}, r"ray_min \(3\) must be at most ray \(2\)"),
-        ({"ray_min": "1"}, "at most ray"),
+        ({"ray_min": "1"}, r"ray_min \(1\) needs ray"),
+        ({"ray_cpus": "2"}, r"ray_cpus \(2\) needs ray"),
         ({"ray": "2", "tensor_parallel": "2"}, r"tensor_parallel \(2\) does not go with ray"),
     ],
 )

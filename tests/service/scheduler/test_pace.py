@@ -40,28 +40,35 @@ def test_steps_with_hardly_a_prompt_token_say_nothing_of_what_one_costs() -> Non
     assert pace.tokens == 512
 
 
+@pytest.mark.parametrize("most", [16, 64, 512])
+def test_one_slow_step_is_made_good(most: int) -> None:
+    pace = Pace(0.25, most)
+    pace.observe(pace.tokens, 5.0)
+    assert settle(pace, 0.0001, 0.01) == most
+
+
 def paced(tokens: int) -> Load:
     """A load whose steps may take so many prompt tokens beside requests that decode."""
-    load = Load(decode_step_seconds=tokens)
+    load = Load(decode_step_seconds=tokens, max_batch_tokens=64)
     load.scheduler.pace.observe(100, 100.0)
     assert load.scheduler.pace.tokens == tokens
     return load
 
 
 def test_chunks_shrink_beside_a_request_that_decodes_and_not_otherwise() -> None:
-    load = paced(5)
+    load = paced(20)
     load.add("early", prompt=2, max_tokens=3)
     assert load.step() == {"early": 2}
-    load.add("long", prompt=40)
-    assert load.step() == {"early": 1, "long": 5}
-    assert load.step() == {"early": 1, "long": 5}
-    assert load.step() == {"long": 16}
+    load.add("long", prompt=80)
+    assert load.step() == {"early": 1, "long": 20}
+    assert load.step() == {"early": 1, "long": 20}
+    assert load.step() == {"long": 40}
 
 
 def test_what_one_prompt_leaves_of_a_shrunk_step_goes_to_the_next() -> None:
-    load = paced(5)
+    load = paced(20)
     load.add("early", prompt=2, max_tokens=3)
     load.step()
     load.add("short", prompt=3)
     load.add("long", prompt=40)
-    assert load.step() == {"early": 1, "short": 3, "long": 2}
+    assert load.step() == {"early": 1, "short": 3, "long": 17}
