@@ -31,6 +31,7 @@ def leading(monkeypatch: pytest.MonkeyPatch, stopped: list[Exception]) -> Iterat
     with serve.leading(Settings.model_validate({"tensor_parallel": 3}), None, stopped.append) as leader:
         assert leader is not None
         leader.gather(Settings.model_validate({}), CPU)
+        leader.note_loaded()
         yield leader, pipes
 
 

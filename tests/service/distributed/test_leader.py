@@ -97,12 +97,22 @@ def test_each_rank_gets_the_settings_but_no_key_and_then_every_call(led: Led) ->
         assert led.pipes.heard_by(rank) == Forward([])
 
 
-def test_the_last_word_is_none(led: Led) -> None:
+def test_the_last_word_to_ranks_that_have_loaded_is_none(led: Led) -> None:
+    led.leader.note_loaded()
     time.sleep(0.1)  # so that a thread waits for the connections, as it does in a server
     led.leader.close()
     for rank in (1, 2):
         led.pipes.heard_by(rank)
         assert led.pipes.heard_by(rank) is None
+        with pytest.raises(EOFError):
+            led.pipes.heard_by(rank)
+    assert led.lost.empty()
+
+
+def test_ranks_that_still_load_hear_no_last_word_for_they_may_not_be_listening(led: Led) -> None:
+    led.leader.close()
+    for rank in (1, 2):
+        led.pipes.heard_by(rank)
         with pytest.raises(EOFError):
             led.pipes.heard_by(rank)
     assert led.lost.empty()
