@@ -38,6 +38,10 @@ const SamplingKernels& sampling_kernels() {
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 // By how much exponents of two that bound weights are too low, so that rounding leaves out nothing that stays.
 constexpr double kMargin = 0.01;
+// Of the weight that is tried first where only the heaviest tokens may matter, and the steps from there.
+constexpr double kFirstExponent = -6;
+// Below it there are no weights.
+constexpr double kLastExponent = -150;
 
 // How a token is chosen. A token's weight is 2^((logit - largest) * scale): its probability over that of the likeliest.
 struct Filters {
@@ -89,20 +93,20 @@ class Row {
     if (!std::isfinite(largest_)) return likeliest();
     scale_ = static_cast<float>(std::numbers::log2e / filters.temperature);
     const bool by_count = filters.top_k < size_, by_mass = filters.top_p < 1;
+    auto& candidates = scratch_.candidates;
     double total = 0;
     if (by_count) {
       keep_likeliest(filters.top_k);
+      weigh();
+      if (candidates.empty()) return likeliest();  // NaN among the largest of the blocks
+      total = mass(candidates.begin(), candidates.end());
     } else {
       total = sum();
       if (!by_mass && filters.min_p == 0) return drawn_from_all(draw * total);
       // Even all together, tokens lighter than the second number are no more than what top_p leaves out.
       const double lightest = std::max(filters.min_p, by_mass ? (1 - filters.top_p) * total / size_ : 0);
-      collect(static_cast<float>(largest_ + (std::log2(lightest) - kMargin) / scale_));
+      collect_down_to(std::max(std::log2(lightest) - kMargin, kLastExponent), by_mass ? filters.top_p * total : total);
     }
-    weigh();
-    auto& candidates = scratch_.candidates;
-    if (candidates.empty()) return likeliest();  // NaN among the largest of the blocks
-    if (by_count) total = mass(candidates.begin(), candidates.end());
     if (by_mass) keep_mass(filters.top_p * total);
     std::erase_if(candidates, [&](const Candidate& one) { return one.weight < filters.min_p; });
     return drawn_from(candidates, draw * mass(candidates.begin(), candidates.end()));
@@ -133,6 +137,17 @@ class Row {
     }
     tokens.resize(found);
     logits.resize(found);
+  }
+
+  // Candidates of no less than 2^exponent, or as many of the heaviest as have `enough`: far fewer, as a rule.
+  void collect_down_to(double exponent, double enough) {
+    const auto& candidates = scratch_.candidates;
+    for (double reached = kFirstExponent;; reached += kFirstExponent) {
+      const double least = std::max(reached, exponent);
+      collect(static_cast<float>(largest_ + least / scale_));
+      weigh();
+      if (least == exponent || mass(candidates.begin(), candidates.end()) >= enough) return;
+    }
   }
 
   // The `count` likeliest, with all that equal the last of them.
