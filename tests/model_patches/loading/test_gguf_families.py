@@ -130,9 +130,14 @@ CASES: dict[str, Case] = {
         "gpt-oss",
         "GptOssConfig",
         ROTARY
-        | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
-        | {"rope_parameters": YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}},
-        ROTATED | EXPERT_KEYS | YARN_KEYS | WINDOW | {"expert_feed_forward_length": INNER},
+        | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+        | {"rope_parameters": YARN | {"beta_fast": 1.0, "beta_slow": 0.1, "truncate": False}},
+        ROTATED
+        | EXPERT_KEYS
+        | YARN_KEYS
+        | WINDOW
+        | WIDE
+        | {"expert_feed_forward_length": INNER, "rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 0.1},
     ),
     "olmo2": ("olmo2", "Olmo2Config", ROTARY, ROTATED),
     "olmo3": (
@@ -252,13 +257,13 @@ LONGROPE: Case = (
     | {
         "rope_parameters": {
             **{"rope_type": "longrope", "rope_theta": THETA, "partial_rotary_factor": 0.75},
-            **{"original_max_position_embeddings": 32},
+            **{"original_max_position_embeddings": 32, "attention_factor": 1.5},
             **{"short_factor": [1.0, 1.1, 1.2], "long_factor": [1.0, 2.0, 3.0]},
         },
     },
     ROTATED
     | {"rope.dimension_count": 6, "rope.scaling.original_context_length": 32}
-    | {"rope.scaling.attn_factor": 1.1832159566199232},  # √(1 + ln 4 / ln 32)
+    | {"rope.scaling.attn_factor": 1.5},
 )
 EPSILON = 1e-3
 EPSILONS = {
