@@ -55,8 +55,18 @@ def tokenizer_from_gguf(file: Path, metadata: Mapping[str, Any]) -> PreTrainedTo
     roles = {role: tokens[metadata[key]] for role, key in _SPECIAL_ROLES.items() if key in metadata}
     make_tokenizer: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     tokenizer = make_tokenizer(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
-    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
+    tokenizer.chat_template = _chat_template(metadata)
     return tokenizer
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The one template, or all by their names, such as the one for tools, as transformers has them."""
+    default: str | None = metadata.get("tokenizer.chat_template")
+    names: list[str] = metadata.get("tokenizer.chat_templates", [])
+    named = {name: text for name in names if (text := metadata.get(f"tokenizer.chat_template.{name}")) is not None}
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -80,6 +80,14 @@ def test_the_chat_template_is_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) ->
     assert load_tokenizer(tmp_path).apply_chat_template(chat, tokenize=False) == "the text"
 
 
+def test_a_template_of_its_own_for_tools_is_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    templates = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{{ tools[0].name }}"}
+    convert_gguf(tiny_gguf(metadata=templates), tmp_path)
+    tokenizer, chat = load_tokenizer(tmp_path), [{"role": "user", "content": "the text"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "the text"
+    assert tokenizer.apply_chat_template(chat, tools=[{"name": "look"}], tokenize=False) == "look"
+
+
 def test_an_unscaled_file_gives_an_unscaled_config(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     convert_gguf(tiny_gguf(), tmp_path)
     assert _rope_parameters(tmp_path) == {"rope_type": "default", "rope_theta": 500_000.0}
