@@ -114,8 +114,12 @@ def test_quotes_that_a_template_escapes_do_not_hide_its_format() -> None:
     assert ChatTemplate(tokenizer_with(escaped)).tool_format is FORMATS["llama"]
 
 
-def test_tool_calls_in_other_tags_are_not_taken_for_hermes() -> None:
-    other = UNKNOWN_TOOLS + "{# <tool_call>name <arg_key>key</arg_key> </tool_call> #}"
+@pytest.mark.parametrize(
+    "shown",
+    ["<tool_call>name <arg_key>key</arg_key> </tool_call>", "<tool_call></tool_call> <tool_calls>[]</tool_calls>"],
+)
+def test_tool_calls_in_other_tags_are_not_taken_for_hermes(shown: str) -> None:
+    other = UNKNOWN_TOOLS + "{# " + shown + " #}"
     assert ChatTemplate(tokenizer_with(other)).tool_format is None
 
 
