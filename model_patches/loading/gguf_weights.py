@@ -72,11 +72,11 @@ def _sources(name: str, names: TensorNameMap) -> list[str]:
 
 def _check_complete(file: GgufFile, sources: dict[str, list[str]], named: Path) -> None:
     there = set(file.tensor_types)
-    if missing := [name for name, needed in sources.items() if not there.issuperset(needed)]:
-        raise DamagedModelError(f"the weights of {named} lack {', '.join(missing[:5])} ({len(missing)} in all)")
     read = {tensor for needed in sources.values() for tensor in needed} | ROPE_TENSORS
-    if over := sorted(there - read):
+    if over := sorted(there - read):  # first: where other tensors are there instead, nothing is damaged
         raise UnsupportedModelError(
             f"{named} has tensors for which models of the architecture {file.architecture!r} have no place here: "
             f"{', '.join(over[:5])} ({len(over)} in all); use the model's Hugging Face folder instead"
         )
+    if missing := [name for name, needed in sources.items() if not there.issuperset(needed)]:
+        raise DamagedModelError(f"the weights of {named} lack {', '.join(missing[:5])} ({len(missing)} in all)")

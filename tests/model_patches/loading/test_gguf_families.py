@@ -1,5 +1,6 @@
 """Every family of GGUF files becomes the model that its file was made from."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,13 @@ def test_every_family_has_a_case() -> None:
     assert {architecture for architecture, *_ in CASES.values()} == set(GGUF_FAMILIES)
 
 
+def test_the_readme_names_every_family() -> None:
+    sentence = (
+        Path("README.md").read_text(encoding="utf-8").split("architectures llama", 1)[1].split("in one file", 1)[0]
+    )
+    assert set(re.findall(r"[\w-]+", f"llama{sentence}")) >= set(GGUF_FAMILIES)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_file_becomes_the_model_that_it_was_made_from(tiny_gguf: TinyGguf, tmp_path: Path, case: Case) -> None:
     model = _model(case)
@@ -371,6 +379,12 @@ def test_a_tensor_without_a_place_is_refused_by_name(tiny_gguf: TinyGguf, tmp_pa
     path = tiny_gguf(tensors={"blk.0.attn_q.bias": np.zeros(32, np.float32)})
     with pytest.raises(UnsupportedModelError, match=r"no place here: blk\.0\.attn_q\.bias \(1 in all\)"):
         convert_gguf(path, tmp_path)
+
+
+def test_a_weight_under_another_name_is_not_called_damage(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    fused = {"blk.0.attn_qkv.weight": np.zeros((64, 32), np.float32)}
+    with pytest.raises(UnsupportedModelError, match=r"no place here: blk\.0\.attn_qkv\.weight"):
+        convert_gguf(tiny_gguf(tensors=fused, without="blk.0.attn_q.weight"), tmp_path)
 
 
 def test_a_count_of_its_own_for_each_layer_is_refused(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
