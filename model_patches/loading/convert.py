@@ -19,10 +19,8 @@ from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.gguf_families import GgufFamily, gguf_family
 from model_patches.loading.gguf_file import GgufFile
 from model_patches.loading.gguf_parts import parts_of
-from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
+from model_patches.loading.gguf_tokenizer import end_tokens, tokenizer_from_gguf
 from model_patches.loading.gguf_weights import load_gguf_weights
-
-_END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
@@ -96,10 +94,9 @@ def _config_of(file: GgufFile, family: GgufFamily) -> PreTrainedConfig:
 
 
 def _write_generation_config(file: GgufFile, folder: Path) -> None:
-    ends = [file.metadata.get(f"tokenizer.ggml.{key}") for key in _END_TOKEN_KEYS]
     settings = {
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(number for number in ends if number is not None)),
+        "eos_token_id": end_tokens(file.metadata),
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
     }
     text = json.dumps({key: value for key, value in settings.items() if value not in (None, [])}, indent=2)

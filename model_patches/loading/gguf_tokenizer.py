@@ -20,6 +20,15 @@ from model_patches.loading.tokenizer_rules import SplitRule, split_rule
 _BLANK = "\u2581"  # SentencePiece's sign for one
 _CONTROL = 3
 _USER_DEFINED = 4
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# By these texts llama.cpp knows control tokens that end a turn: few files name them by a key (Gemma's, Phi-3's do not).
+_TURN_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>", "<end_of_utterance>"),
+        *("<|return|>", "<|call|>"),
+    }
+)
+_HARMONY = frozenset({"<|return|>", "<|call|>"})  # where these end turns, <|end|> ends a message only (gpt-oss)
 _SPECIAL_ROLES = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -57,6 +66,16 @@ def tokenizer_from_gguf(file: Path, metadata: Mapping[str, Any]) -> PreTrainedTo
     tokenizer = make_tokenizer(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
     tokenizer.chat_template = _chat_template(metadata)
     return tokenizer
+
+
+def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an answer: those that the file has keys for, then the control tokens that end turns."""
+    named = [number for key in _END_KEYS if (number := metadata.get(f"tokenizer.ggml.{key}")) is not None]
+    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    tokens = metadata["tokenizer.ggml.tokens"]
+    control = {token: number for number, token in enumerate(tokens[: len(kinds)]) if kinds[number] == _CONTROL}
+    ends = _TURN_ENDS - {"<|end|>"} if control.keys() >= _HARMONY else _TURN_ENDS
+    return list(dict.fromkeys([*named, *(number for token, number in control.items() if token in ends)]))
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.gguf_file import GgufFile
-from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
+from model_patches.loading.gguf_tokenizer import end_tokens, tokenizer_from_gguf
 from model_patches.loading.load import load_tokenizer
 
 TinyGguf = Callable[..., Path]
@@ -155,3 +155,19 @@ def test_gemmas_runs_of_blanks_are_one_token(tiny_gguf: TinyGguf) -> None:
 def test_a_sentencepiece_vocabulary_without_scores_is_called_damaged(tokenizer_of: TokenizerOf) -> None:
     with pytest.raises(DamagedModelError, match=r"does not say tokenizer\.ggml\.scores"):
         tokenizer_of(**_sentencepiece() | {"scores": None})
+
+
+@pytest.mark.parametrize(
+    ("control", "plain", "ends"),
+    [
+        (["<s>", "<end_of_turn>"], ["a"], [0, 1]),
+        (["<s>", "a"], ["<|end|>"], [0]),
+        (["<s>", "<|end|>", "<|im_end|>"], [], [0, 1, 2]),
+        (["<s>", "<|end|>", "<|return|>", "<|call|>"], [], [0, 2, 3]),
+    ],
+    ids=["gemma", "no control token", "phi3", "gpt-oss"],
+)
+def test_control_tokens_that_end_turns_end_answers(control: list[str], plain: list[str], ends: list[int]) -> None:
+    kinds = [gguf.TokenType.CONTROL] * len(control) + [gguf.TokenType.NORMAL] * len(plain)
+    keys = {"tokens": [*control, *plain], "token_type": kinds, "eos_token_id": 0}
+    assert end_tokens({f"tokenizer.ggml.{key}": value for key, value in keys.items()}) == ends
