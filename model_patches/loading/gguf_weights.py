@@ -32,22 +32,27 @@ def load_gguf_weights(file: GgufFile, config: PreTrainedConfig, layout: Layout, 
         DamagedModelError: weights are missing or do not fit the config.
         UnsupportedModelError: the file has tensors that the model has no place for.
     """
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except (RuntimeError, ValueError) as error:
+        raise DamagedModelError(f"{named} does not describe a model of its architecture: {error}") from error
     names = _names(file)
     sources = {name: _sources(name, names) for name, _ in model.named_parameters()}
     _check_complete(file, sources, named)
     weights = {}
     for name, parameter in model.named_parameters():
         stored = [values for source in sources[name] if (values := file.floats(source)) is not None]
-        joined = stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1)
-        weights[name] = torch.from_numpy(layout(name, joined, config).copy()).bfloat16()
-        if weights[name].squeeze().shape != parameter.squeeze().shape:  # the converter drops dimensions of one
+        try:
+            values = layout(name, stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1), config)
+        except ValueError as error:
+            raise DamagedModelError(f"{', '.join(sources[name])} of {named} cannot be {name}: {error}") from error
+        if np.squeeze(values).shape != parameter.squeeze().shape:  # the converter drops dimensions of one
             raise DamagedModelError(
                 f"the weights of {named} do not fit its config: {', '.join(sources[name])} gives "
-                f"{list(weights[name].shape)} for {name}, expected {list(parameter.shape)}"
+                f"{list(values.shape)} for {name}, expected {list(parameter.shape)}"
             )
-        weights[name] = weights[name].reshape(parameter.shape)
+        weights[name] = torch.from_numpy(values.copy()).bfloat16().reshape(parameter.shape)
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model

@@ -392,6 +392,19 @@ def test_a_count_of_its_own_for_each_layer_is_refused(tiny_gguf: TinyGguf, tmp_p
         convert_gguf(tiny_gguf(metadata={"llama.attention.head_count_kv": [2, 4]}), tmp_path)
 
 
+def test_a_weight_that_cannot_be_put_into_order_is_called_damaged(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    with pytest.raises(DamagedModelError, match=r"blk\.0\.attn_q\.weight of .* cannot be model\.layers\.0\.self_attn"):
+        convert_gguf(tiny_gguf(tensors={"blk.0.attn_q.weight": np.zeros((30, 31), np.float32)}), tmp_path)
+
+
+def test_sizes_that_make_no_model_are_called_damaged(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    case = CASES["gpt2"]
+    model = _model(case)
+    metadata = _keys(case, model) | {"gpt2.attention.head_count": 5}
+    with pytest.raises(DamagedModelError, match=r"does not describe a model of its architecture: .*divisible"):
+        convert_gguf(tiny_gguf(architecture="gpt2", model=model, metadata=metadata), tmp_path)
+
+
 def test_a_weight_of_another_shape_is_called_damaged(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     with pytest.raises(DamagedModelError, match=r"blk\.0\.ffn_up\.weight gives \[40, 32\] .*expected \[48, 32\]"):
         convert_gguf(tiny_gguf(tensors={"blk.0.ffn_up.weight": np.zeros((40, 32), np.float32)}), tmp_path)
