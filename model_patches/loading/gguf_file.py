@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
 from numpy.typing import NDArray
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
@@ -65,10 +65,40 @@ class GgufFile:
             raise DamagedModelError(f"{self.path} does not say {self.architecture}.{key}")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number that holds for every layer.
+
+        Raises:
+            DamagedModelError: it is absent and there is no default.
+            UnsupportedModelError: the file says one for each layer.
+        """
+        value = self.of_architecture(key)
+        if value is None:
+            value = self.required(key) if default is None else default
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise UnsupportedModelError(
+                    f"{self.path} says another {self.architecture}.{key} for some layers than for others, "
+                    "which cannot be read; use the model's Hugging Face folder instead"
+                )
+            value = value[0]
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """A number, which GGUF keeps in float32, as the shortest decimal that gives it: 1e-05, not 9.99999974e-06."""
+        value = self.of_architecture(key)
+        return default if value is None else float(str(np.float32(value)))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Of a tensor, rows before columns; raises DamagedModelError if the file has none of that name."""
+        if tensor not in self._tensors:
+            raise DamagedModelError(f"the weights of {self.path} lack {tensor}")
+        return tuple(int(size) for size in reversed(self._tensors[tensor].shape))
+
     def floats(self, tensor: str) -> NDArray[np.float32] | None:
-        """A tensor that is stored as float32, None if the file has none of that name."""
+        """A tensor unpacked, rows before columns; None if the file has none of that name."""
         found = self._tensors.get(tensor)
-        return None if found is None else np.asarray(found.data, dtype=np.float32)
+        return None if found is None else dequantize(found.data, found.tensor_type)
 
 
 def _open(path: Path) -> GGUFReader:

@@ -1,4 +1,4 @@
-"""A GGUF model in several files: which files those are, and one file made of them.
+"""A GGUF model in several files: which files those are.
 
 Knows how llama.cpp's gguf-split names its parts. Does not know what a model is made of.
 """
@@ -6,13 +6,9 @@ Knows how llama.cpp's gguf-split names its parts. Does not know what a model is 
 import re
 from pathlib import Path
 
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
-
 from model_patches.errors import DamagedModelError
 
 _PART = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
-# What the writer writes itself, and what holds of a part alone.
-_NOT_COPIED = ("GGUF.", "split.", Keys.General.ARCHITECTURE)
 
 
 def model_name_of(path: Path) -> str:
@@ -42,31 +38,3 @@ def parts_of(path: Path) -> list[Path]:
             f"{path} is one of {count} parts of a GGUF model; not in its folder: {', '.join(missing)}"
         )
     return parts
-
-
-def write_merged(parts: list[GGUFReader], target: Path) -> None:
-    """Write one file with the keys of the first part and the tensors of all, as they are stored.
-
-    Raises:
-        DamagedModelError: two parts hold a tensor of the same name.
-    """
-    first = parts[0]
-    writer = GGUFWriter(target, first.fields[Keys.General.ARCHITECTURE].contents(), endianess=first.endianess)
-    for field in first.fields.values():
-        if not field.name.startswith(_NOT_COPIED):
-            element = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
-    tensors = [tensor for part in parts for tensor in part.tensors]
-    try:
-        for tensor in tensors:
-            stored = tensor.data
-            writer.add_tensor_info(tensor.name, stored.shape, stored.dtype, stored.nbytes, tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor in tensors:
-            writer.write_tensor_data(tensor.data, tensor_endianess=first.endianess)
-    except ValueError as error:
-        raise DamagedModelError(f"the parts of {target.name} cannot be put together: {error}") from error
-    finally:
-        writer.close()

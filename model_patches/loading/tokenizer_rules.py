@@ -55,6 +55,17 @@ def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
+def _falcon() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            _gpt2(),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated"),
+        ]
+    )
+
+
 def _expression(expression: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
     def build() -> pre_tokenizers.PreTokenizer:
         cut = pre_tokenizers.Split(Regex(expression), behavior="isolated")
@@ -84,6 +95,7 @@ _GPT4O = SplitRule(
         rf"{_LOWER_CASED}{_CONTRACTION}?|{_UPPER_CASED}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",
     )
 )
+_BLOOM = SplitRule(_expression(r" ?[^(\s|.,!?…。，、।۔،)]+"))  # noqa: RUF001 - full stops and commas of many scripts
 
 SPLIT_RULES: Mapping[str, SplitRule] = {
     "gpt-2": _GPT2,
@@ -115,6 +127,8 @@ SPLIT_RULES: Mapping[str, SplitRule] = {
     "pixtral": _LLAMA3,
     "dbrx": _LLAMA3_MERGING,
     "smaug-bpe": _LLAMA3_MERGING,
+    "chatglm-bpe": _LLAMA3_MERGING,
+    "glm4": _LLAMA3_MERGING,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "kormo": _QWEN2,
@@ -122,6 +136,10 @@ SPLIT_RULES: Mapping[str, SplitRule] = {
     "stablelm2": _QWEN2,
     "hunyuan": _QWEN2,
     "tekken": _TEKKEN,
+    "bloom": _BLOOM,
+    "gpt3-finnish": _BLOOM,
+    "poro-chat": _BLOOM,
+    "falcon": SplitRule(_falcon),
     "gpt-4o": _GPT4O,
     "kanana2": _GPT4O,
     "llama4": _GPT4O,

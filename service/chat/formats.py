@@ -174,7 +174,7 @@ FORMATS = {
             name="hermes",
             openings=("<tool_call>",),
             in_template=("<tool_call>", "</tool_call>"),
-            not_in_template=("<function=", "<arg_key>"),
+            not_in_template=("<function=", "<arg_key>", "<tool_calls>"),
             read=read_hermes,
             markers=("<tool_call>", "</tool_call>"),
             frame=CallFrame('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"),

@@ -34,6 +34,19 @@ PROBE_TOOL = {
     },
 }
 
+PROBE_CALL_NAME = "probe_call_51d8"
+PROBE_CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "probe0001", "type": "function", "function": {"name": PROBE_CALL_NAME, "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "probe0001", "content": "1"},
+]
+
 # What is said otherwise, or would choose another template.
 RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
 
@@ -43,6 +56,7 @@ class ChatTemplate:
 
     Attributes:
         knows_tools: whether it tells the model of the tools that it is given.
+        leaves_calls_out: whether it reads past the calls of earlier messages, as some do that know tools.
         tool_format: how the model writes calls, None where the template shows no format that is known here.
         reasoning: what stands around the model's reasoning, None where the template shows nothing of it.
     """
@@ -57,6 +71,7 @@ class ChatTemplate:
         self._names = frozenset(name for text in texts.values() for name in _variables(text))
         self.knows_tools = self._tells_of_tools()
         self.tool_format = format_of(texts.get("tool_use", texts.get("default", ""))) if self.knows_tools else None
+        self.leaves_calls_out = self.knows_tools and not self._writes_calls()
         self.reasoning: ReasoningMarkers | None = reasoning_of(self._text)
 
     def knows(self, name: str) -> bool:
@@ -96,6 +111,8 @@ class ChatTemplate:
         """
         if has_calls(messages) and not self.knows_tools:
             raise RequestError("messages: the model's chat template knows no tool calls", param="messages")
+        if has_calls(messages) and self.leaves_calls_out:
+            raise RequestError("messages: the model's chat template leaves tool calls out", param="messages")
         for name in variables or {}:
             if name in RESERVED or not self.knows(name):
                 message = f"chat_template_kwargs: the model's chat template takes no {name}"
@@ -135,6 +152,13 @@ class ChatTemplate:
             return PROBE_NAME in self._apply([{"role": "user", "content": "Hello"}], [PROBE_TOOL], {})
         except RequestError:
             return False
+
+    def _writes_calls(self) -> bool:
+        """Also where it refuses the probe: it then says why when it is given such messages."""
+        try:
+            return PROBE_CALL_NAME in self._apply(for_template(PROBE_CALL), None, {})
+        except RequestError:
+            return True
 
 
 class _Generation(Extension):

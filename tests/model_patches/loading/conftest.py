@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.model_patches.loading.llama_cpp import tensors_of
+
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER = 2, 32, 4, 2, 48
 THETA = 500_000.0
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<\uff5cUser\uff5c>"]
@@ -87,7 +89,7 @@ def tiny_gguf(tiny_model: LlamaForCausalLM, tmp_path: Path) -> TinyGguf:
         writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
         for key, value in ({**_metadata(architecture), **(metadata or {})}).items():
             _add(writer, key, value)
-        for key, weights in {**_tensors(model or tiny_model, architecture), **(tensors or {})}.items():
+        for key, weights in {**tensors_of(model or tiny_model, architecture), **(tensors or {})}.items():
             if key == without:
                 continue
             if stored_as is None or weights.ndim == 1 or weights.shape[-1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
@@ -142,38 +144,3 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
         case None:
             pass
-
-
-def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
-    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(known.get(architecture, gguf.MODEL_ARCH.LLAMA), LAYERS)
-    stored: dict[str, NDArray[np.float32]] = {}
-    for key, weights in model.state_dict().items():
-        if key == "lm_head.weight":
-            continue
-        if weights.ndim == 3:
-            stored |= _experts(key, weights.float().numpy())
-            continue
-        module, kind = key.rsplit(".", 1)
-        values = weights.float().squeeze().numpy()  # as llama.cpp's converter does
-        stored[f"{names.get_name(module)}.{kind}"] = _interleaved(key, values) if architecture == "llama" else values
-    return stored
-
-
-def _experts(name: str, values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """llama.cpp keeps apart the gates and the ups that transformers joins."""
-    layer = name.split(".")[2]
-    if name.endswith("down_proj"):
-        return {f"blk.{layer}.ffn_down_exps.weight": values}
-    gates, ups = np.split(values, 2, axis=1)
-    return {f"blk.{layer}.ffn_gate_exps.weight": gates, f"blk.{layer}.ffn_up_exps.weight": ups}
-
-
-def _interleaved(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """For Llama, llama.cpp rotates neighbouring pairs, so the rows of q and k are interleaved within each head."""
-    heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-    if heads is None:
-        return values
-    rows, columns = values.shape
-    halves = values.reshape(heads, 2, rows // heads // 2, columns)
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaForCausalLM,
-    Phi3Config,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import LlamaForCausalLM
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.convert import convert_gguf
@@ -27,18 +18,6 @@ from model_patches.loading.load import load_model, load_tokenizer
 
 TinyGguf = Callable[..., Path]
 CPU = torch.device("cpu")
-SHAPE: dict[str, Any] = {
-    **{"vocab_size": 265, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
-    **{
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-    },
-}
-WIDE_HEADS: dict[str, Any] = {"head_dim": 16}
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
 
 
 def test_converted_weights_are_the_models_own(
@@ -50,42 +29,6 @@ def test_converted_weights_are_the_models_own(
     assert loaded.keys() == expected.keys()
     for name, weights in expected.items():
         assert torch.equal(loaded[name], weights), name
-
-
-@pytest.mark.parametrize(
-    ("architecture", "config", "keys"),
-    [
-        ("qwen2", Qwen2Config(**SHAPE), {"attention.key_length": 8}),
-        ("qwen3", Qwen3Config(**SHAPE, **WIDE_HEADS), {"attention.key_length": 16}),
-        ("phi3", Phi3Config(**SHAPE, sliding_window=24, pad_token_id=0), {"attention.sliding_window": 24}),
-        (
-            "qwen2moe",
-            Qwen2MoeConfig(**SHAPE, **EXPERTS, shared_expert_intermediate_size=40),
-            {**EXPERT_KEYS, "expert_shared_feed_forward_length": 40},
-        ),
-        (
-            "qwen3moe",
-            Qwen3MoeConfig(**SHAPE, **EXPERTS, **WIDE_HEADS, norm_topk_prob=True),
-            {**EXPERT_KEYS, "attention.key_length": 16},
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_other_families_compute_what_they_did_before(
-    tiny_gguf: TinyGguf, tmp_path: Path, architecture: str, config: PreTrainedConfig, keys: dict[str, Any]
-) -> None:
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape).mul(0.2).bfloat16().float()
-    metadata = {f"{architecture}.{key}": value for key, value in keys.items()}
-    metadata[f"{architecture}.rope.dimension_count"] = None
-    convert_gguf(tiny_gguf(architecture=architecture, model=model, metadata=metadata), tmp_path)
-    loaded = load_model(tmp_path, dtype=torch.float32, device=CPU)
-    assert loaded.config["architectures"] == [type(loaded.model).__name__] == [type(model).__name__]
-    tokens = torch.arange(60)[None]
-    with torch.inference_mode():
-        torch.testing.assert_close(loaded.model(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_heads_of_several_widths_are_refused(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
@@ -137,6 +80,14 @@ def test_the_chat_template_is_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) ->
     assert load_tokenizer(tmp_path).apply_chat_template(chat, tokenize=False) == "the text"
 
 
+def test_a_template_of_its_own_for_tools_is_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    templates = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{{ tools[0].name }}"}
+    convert_gguf(tiny_gguf(metadata=templates), tmp_path)
+    tokenizer, chat = load_tokenizer(tmp_path), [{"role": "user", "content": "the text"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "the text"
+    assert tokenizer.apply_chat_template(chat, tools=[{"name": "look"}], tokenize=False) == "look"
+
+
 def test_an_unscaled_file_gives_an_unscaled_config(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     convert_gguf(tiny_gguf(), tmp_path)
     assert _rope_parameters(tmp_path) == {"rope_type": "default", "rope_theta": 500_000.0}
@@ -155,6 +106,35 @@ def test_yarn_of_the_file_is_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) -> 
         "factor": 4.0,
         "original_max_position_embeddings": 32,
     }
+
+
+def test_options_of_yarn_are_taken_over(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    scaling: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    scaling |= {"yarn_beta_fast": 20.0, "yarn_beta_slow": 2.0, "yarn_attn_factor": 1.3}
+    convert_gguf(tiny_gguf(metadata={f"llama.rope.scaling.{key}": value for key, value in scaling.items()}), tmp_path)
+    expected = {"beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.3}
+    assert expected.items() <= _rope_parameters(tmp_path).items()
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_kind_is_linear(tiny_gguf: TinyGguf, tmp_path: Path, key: str) -> None:
+    convert_gguf(tiny_gguf(metadata={f"llama.{key}": 4.0}), tmp_path)
+    assert _rope_parameters(tmp_path) == {"rope_type": "linear", "rope_theta": 500_000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("yarn_ext_factor", 0.5), ("yarn_log_multiplier", 0.1), ("alpha", 1000.0), ("attn_factor", 1.2)]
+)
+def test_what_changes_angles_and_is_not_read_is_refused(
+    tiny_gguf: TinyGguf, tmp_path: Path, key: str, value: float
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"llama\.rope\.scaling\.{key} {value:g}"):
+        convert_gguf(tiny_gguf(metadata={f"llama.rope.scaling.{key}": value}), tmp_path)
+
+
+def test_a_file_that_names_no_base_has_llama_cpps(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    convert_gguf(tiny_gguf(metadata={"llama.rope.freq_base": None}), tmp_path)
+    assert _rope_parameters(tmp_path)["rope_theta"] == 10_000.0
 
 
 def test_llama3_scaling_is_recognised_by_its_divisors(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
@@ -183,11 +163,6 @@ def test_an_unknown_kind_of_scaling_is_refused_by_name(tiny_gguf: TinyGguf, tmp_
 def test_an_unknown_architecture_is_refused_with_the_list(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama, qwen2, qwen3"):
         convert_gguf(tiny_gguf(architecture="mamba"), tmp_path)
-
-
-def test_experts_under_a_dense_name_are_refused(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="8 experts"):
-        convert_gguf(tiny_gguf(metadata={"llama.expert_count": 8}), tmp_path)
 
 
 def test_a_type_that_cannot_be_unpacked_is_refused_by_its_name(tiny_gguf: TinyGguf, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from model_patches.errors import DamagedModelError, UnsupportedModelError
 from model_patches.loading.gguf_file import GgufFile
-from model_patches.loading.gguf_tokenizer import tokenizer_from_gguf
+from model_patches.loading.gguf_tokenizer import end_tokens, tokenizer_from_gguf
 from model_patches.loading.load import load_tokenizer
 
 TinyGguf = Callable[..., Path]
@@ -95,24 +95,79 @@ def test_merges_that_do_not_fit_are_called_damaged(tokenizer_of: TokenizerOf) ->
         tokenizer_of(merges=["z z"])
 
 
-def test_a_sentencepiece_vocabulary_needs_no_rule(tokenizer_of: TokenizerOf) -> None:
+LETTERS = ["\u2581", "t", "h", "e", "th", "the", "\u2581the"]
+
+
+def _sentencepiece(*, letters: list[str] = LETTERS, own: int = 0) -> dict[str, Any]:
+    """Metadata of a vocabulary with a token for each byte; `own` so many letters are the maker's own tokens."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    letters = ["▁", "t", "h", "e", "th", "the", "▁the"]
-    tokenizer = tokenizer_of(
-        model="llama",
-        pre=None,
-        merges=None,
-        tokens=["<unk>", "<s>", "</s>", *bytes_, *letters],
-        token_type=[
-            gguf.TokenType.UNKNOWN,
-            gguf.TokenType.CONTROL,
-            gguf.TokenType.CONTROL,
-            *[gguf.TokenType.BYTE] * 256,
-            *[gguf.TokenType.NORMAL] * len(letters),
-        ],
-        scores=[0.0] * 259 + [-1000.0, -1000.0, -1000.0, -1000.0, -1.0, -2.0, -3.0],
-        unknown_token_id=0,
-    )
-    assert tokenizer.tokenize("the") == ["▁the"]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256]
+    plain = len(letters) - own
+    return {
+        **{"model": "llama", "pre": None, "merges": None, "unknown_token_id": 0},
+        "tokens": ["<unk>", "<s>", "</s>", *bytes_, *letters],
+        "token_type": [*kinds, *[gguf.TokenType.NORMAL] * plain, *[gguf.TokenType.USER_DEFINED] * own],
+        "scores": [0.0] * 259 + [-1000.0 if len(letter) == 1 else float(-len(letter)) for letter in letters],
+    }
+
+
+def test_a_sentencepiece_vocabulary_needs_no_rule(tokenizer_of: TokenizerOf) -> None:
+    tokenizer = tokenizer_of(**_sentencepiece())
+    assert tokenizer.tokenize("the") == ["\u2581the"]
     assert tokenizer.encode("the") == [BOS, *tokenizer.encode("the", add_special_tokens=False)]
-    assert tokenizer.decode(tokenizer.encode("the é", add_special_tokens=False)) == "the é"
+    assert tokenizer.decode(tokenizer.encode("the \u00e9", add_special_tokens=False)) == "the \u00e9"
+
+
+def test_sentencepiece_joins_what_scores_best_first(tokenizer_of: TokenizerOf) -> None:
+    vocabulary = _sentencepiece(letters=["\u2581", "t", "h", "e", "th", "he"])
+    assert tokenizer_of(**vocabulary | {"scores": [0.0] * 263 + [-1.0, -2.0]}).tokenize("the") == ["\u2581", "th", "e"]
+    assert tokenizer_of(**vocabulary | {"scores": [0.0] * 263 + [-2.0, -1.0]}).tokenize("the") == ["\u2581", "t", "he"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text", "tokens"),
+    [
+        (None, "the", ["\u2581the"]),
+        (None, " the", ["\u2581", "\u2581the"]),
+        (True, "the", ["\u2581the"]),
+        (False, "the", ["the"]),
+        (False, " the", ["\u2581the"]),
+    ],
+)
+def test_a_blank_is_put_before_a_text_unless_the_file_says_otherwise(
+    tokenizer_of: TokenizerOf, prefix: bool | None, text: str, tokens: list[str]
+) -> None:
+    tokenizer = tokenizer_of(**_sentencepiece(), add_space_prefix=prefix)
+    assert tokenizer.tokenize(text) == tokens
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_gemmas_runs_of_blanks_are_one_token(tiny_gguf: TinyGguf) -> None:
+    vocabulary = _sentencepiece(letters=[*LETTERS, "<mask>", "  ", "   "], own=3) | {"add_space_prefix": False}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in vocabulary.items()}
+    tokenizer = tokenizer_from_gguf(
+        path := tiny_gguf(architecture="gemma2", metadata=metadata), GgufFile([path]).metadata
+    )
+    assert tokenizer.tokenize("the   the<mask>") == ["the", "\u2581\u2581", "\u2581the", "<mask>"]
+    assert tokenizer.encode("   ", add_special_tokens=False) == [268]
+
+
+def test_a_sentencepiece_vocabulary_without_scores_is_called_damaged(tokenizer_of: TokenizerOf) -> None:
+    with pytest.raises(DamagedModelError, match=r"does not say tokenizer\.ggml\.scores"):
+        tokenizer_of(**_sentencepiece() | {"scores": None})
+
+
+@pytest.mark.parametrize(
+    ("control", "plain", "ends"),
+    [
+        (["<s>", "<end_of_turn>"], ["a"], [0, 1]),
+        (["<s>", "a"], ["<|end|>"], [0]),
+        (["<s>", "<|end|>", "<|im_end|>"], [], [0, 1, 2]),
+        (["<s>", "<|end|>", "<|return|>", "<|call|>"], [], [0, 2, 3]),
+    ],
+    ids=["gemma", "no control token", "phi3", "gpt-oss"],
+)
+def test_control_tokens_that_end_turns_end_answers(control: list[str], plain: list[str], ends: list[int]) -> None:
+    kinds = [gguf.TokenType.CONTROL] * len(control) + [gguf.TokenType.NORMAL] * len(plain)
+    keys = {"tokens": [*control, *plain], "token_type": kinds, "eos_token_id": 0}
+    assert end_tokens({f"tokenizer.ggml.{key}": value for key, value in keys.items()}) == ends

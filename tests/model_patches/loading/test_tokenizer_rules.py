@@ -36,6 +36,8 @@ GPT4O = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
 PUBLISHED: dict[str, list[str]] = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}", GPT2],
@@ -44,6 +46,8 @@ PUBLISHED: dict[str, list[str]] = {
     "qwen2": [QWEN2],
     "tekken": [TEKKEN],
     "gpt-4o": [GPT4O],
+    "bloom": [BLOOM],
+    "glm4": [LLAMA3],
 }
 
 WRITTEN_BY_HAND = [
@@ -184,6 +188,11 @@ def test_each_rule_cuts_as_published(name: str) -> None:
         assert ours == [in_byte_letters(piece) for piece in cut(text, PUBLISHED[name])], repr(text)
 
 
+def test_falcon_takes_punctuation_out_and_digits_in_threes() -> None:
+    cut_up = split_rule("falcon").pre_tokenizer().pre_tokenize_str("it's 12345 x==y ($7) 12\n")
+    assert "|".join(piece for piece, _ in cut_up) == "it|'|s|Ġ|123|45|Ġx|==|y|Ġ|($|7|)|Ġ|12|Ċ"
+
+
 @pytest.mark.parametrize(
     ("names", "like"),
     [
@@ -192,6 +201,8 @@ def test_each_rule_cuts_as_published(name: str) -> None:
         (("llama3", "llama-v3", "falcon3", "pixtral"), "llama-bpe"),
         (("deepseek-r1-qwen", "megrez", "stablelm2"), "qwen2"),
         (("llama4", "kanana2"), "gpt-4o"),
+        (("poro-chat", "gpt3-finnish"), "bloom"),
+        (("chatglm-bpe", "dbrx"), "glm4"),
     ],
 )
 def test_names_that_llama_cpp_treats_alike_are_alike(names: tuple[str, ...], like: str) -> None:

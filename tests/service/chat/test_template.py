@@ -80,6 +80,27 @@ def test_a_template_without_tools_refuses_tools_and_calls() -> None:
         assert refused.value.param == "messages"
 
 
+def test_a_template_that_would_leave_calls_out_refuses_them() -> None:
+    template = ChatTemplate(tokenizer_with(UNKNOWN_TOOLS))
+    assert template.knows_tools
+    assert template.leaves_calls_out
+    with pytest.raises(RequestError, match="leaves tool calls out") as refused:
+        template.render([USER, call_message("a")])
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("template", BY_FORMAT.values(), ids=BY_FORMAT)
+def test_templates_that_write_calls_are_told(template: str) -> None:
+    assert not ChatTemplate(tokenizer_with(template)).leaves_calls_out
+
+
+def test_a_template_that_refuses_the_look_at_its_calls_is_asked_again_when_there_are_some() -> None:
+    refusing = "{% for each in messages if each.tool_calls %}{{ raise_exception('no calls here') }}{% endfor %}"
+    template = ChatTemplate(tokenizer_with(UNKNOWN_TOOLS + refusing))
+    with pytest.raises(RequestError, match="refuses them: no calls here"):
+        template.render([USER, call_message("a")])
+
+
 def test_tools_of_an_unknown_format_are_refused_by_name() -> None:
     template = ChatTemplate(tokenizer_with(UNKNOWN_TOOLS))
     assert template.knows_tools
@@ -93,8 +114,12 @@ def test_quotes_that_a_template_escapes_do_not_hide_its_format() -> None:
     assert ChatTemplate(tokenizer_with(escaped)).tool_format is FORMATS["llama"]
 
 
-def test_tool_calls_in_other_tags_are_not_taken_for_hermes() -> None:
-    other = UNKNOWN_TOOLS + "{# <tool_call>name <arg_key>key</arg_key> </tool_call> #}"
+@pytest.mark.parametrize(
+    "shown",
+    ["<tool_call>name <arg_key>key</arg_key> </tool_call>", "<tool_call></tool_call> <tool_calls>[]</tool_calls>"],
+)
+def test_tool_calls_in_other_tags_are_not_taken_for_hermes(shown: str) -> None:
+    other = UNKNOWN_TOOLS + "{# " + shown + " #}"
     assert ChatTemplate(tokenizer_with(other)).tool_format is None
 
 
