@@ -89,9 +89,9 @@ class RequestSpan:
         error = self._error(outcome)
         if self._span.is_recording():
             self._describe(outcome, error)
-        self._span.end(self._nanoseconds(end))
         labels = self._labels if error is None else {**self._labels, names.ERROR_TYPE: error}
         self._instruments.record(end - self._start, outcome, labels)
+        self._span.end(self._nanoseconds(end))  # last: who sees it finds the numbers too
 
     def _outcome(self) -> Outcome | None:
         handle = self._handle
