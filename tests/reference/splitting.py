@@ -38,7 +38,7 @@ class SplitEngine(RealEngine):
     def __post_init__(self) -> None:
         shape, local = self.computing.shape, self.computing.runner
         self.pages = PageAllocator(self.computing.num_pages, shape.page_size)
-        self.runner = RecordingRunner(local.model, local.pool, local.groups)
+        self.runner = RecordingRunner(local.model, local.pool, tuple(local.groups))
         self.scheduler = Scheduler(
             self.pages,
             max_running=self.max_running,

@@ -33,7 +33,7 @@ def load(engine: RealEngine) -> None:
     batch; then two that begin as others did."""
     for number, scheme in enumerate(engine.policy.schemes):
         wish, growing = RopeWish(scheme=scheme), RopeWish(scheme=scheme, growth="rerotate")
-        if scheme == "default" or engine.policy.geometry.is_scaled:
+        if scheme == "default" or engine.runner.model.geometry.is_scaled:
             growing = wish
         longest = engine.policy.max_length if scheme != "default" else engine.policy.native_length
         engine.add(f"{scheme} below", random_tokens(9, number), 20, wish)
@@ -68,6 +68,6 @@ def test_a_split_model_computes_what_it_computes_in_one_process(family: str, tmp
                 sequence.num_rerotations,
                 sequence.num_prefix_tokens,
             )
-        if not split.policy.geometry.is_scaled:
+        if not split.runner.model.geometry.is_scaled:
             assert max(sequence.num_rerotations for sequence in split.sequences.values()) >= 3
         assert max(sequence.num_prefix_tokens or 0 for sequence in split.sequences.values()) > 0

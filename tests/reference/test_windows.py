@@ -135,7 +135,7 @@ def test_prefixes_of_other_plans_are_moved(model: str, operators: bool) -> None:
     moved = engine.add("moved", prompt, 8, wish)
     engine.run()
     assert moved.num_other_plan_prefix_tokens == 12
-    cache = UnrotatedCache(tiny(GROWING[model]), engine.policy.geometry.layout)
+    cache = UnrotatedCache(tiny(GROWING[model]), engine.runner.model.geometry.layout)
     tokens = [*prompt, *moved.output[:-1]]
     cache.forward(tokens[:12], moved.history[0].plan)
     expected = cache.forward(tokens[12:], moved.last_plan)[1:]
