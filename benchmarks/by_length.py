@@ -9,9 +9,6 @@ values before it: the tables say how much of what the machine can read and multi
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +26,6 @@ def prefill(runs: Runs, length: int) -> None:
     """A prompt in chunks, as a server computes it that has nothing else to do."""
     for past in range(0, length, CHUNK):
         runs.forward(Step("chunk", 1, min(CHUNK, length - past), past))
-
-
-def seconds(work: Callable[[], None], repetitions: int) -> float:
-    """The median."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-
-    return statistics.median(once() for _ in range(repetitions))
 
 
 def sizes(runs: Runs) -> dict[str, int]:
@@ -73,10 +59,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     rows = []
     for length, step in steps.items():
-        decode_ms, prefill_s = (
-            decoding[step.name]["median"],
-            seconds(lambda length=length: prefill(runs, length), arguments.repetitions),
-        )
+        decode_ms = decoding[step.name]["median"]
+        prefilling = interleaved({"prefill": lambda length=length: prefill(runs, length)}, arguments.repetitions)
+        prefill_s = prefilling["prefill"]["median"] / 1000
         read = needed["weight_bytes"] + length * needed["token_bytes"]
         computed = length * needed["token_operations"] + length**2 // 2 * needed["pair_operations"]
         rows.append(

@@ -149,7 +149,7 @@ def rerotation(rig: Rig, text: list[int], repeats: int) -> dict[str, Any]:
     prefill = first_token(rig, rig.engine(prefix_caching=False), rig.sequence(text[:tokens], 1, RopeWish(factor=1.25)))
     sequence = rig.sequence(text[:1], 1)
     native, longer = (rig.policy.choose(1, 1, RopeWish(factor=factor)).plan for factor in FACTORS[:2])
-    count = rig.pages.pages_for(tokens)
+    count = -(-tokens // rig.pages.page_size)
 
     def move(offset: int, old: Any, new: Any) -> float:
         moves = [PageMove(page, page + offset, page) for page in range(count)]

@@ -6,7 +6,8 @@ that function, one for CPUs, built on the C++ operators where they are loaded, a
 scaled_dot_product_attention or, with soft caps or ALiBi, written out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from model_patches.pages import KeyValuePages, PagedTensor
 
 PAGED_ATTENTION = "ropewalk_paged"
 """Name under which the attention function is registered with transformers."""
+_STAND_IN = "ropewalk_stand_in"
 _VARLEN_PAGE = 256  # FlashAttention 2 takes pages of multiples of this only
 _ALIGNMENT = 8  # fused kernels take heads of multiples of this only
 _WRITTEN_LOGITS = 2**26  # bounds what attention that is written out holds in float32: 256 MiB
@@ -210,6 +212,22 @@ def paged_attention_forward(
     has_operator = ops.supports(query.device, query.dtype, pages.keys.dtype) and ops.are_loaded()
     attend = attend_operator if has_operator else attend_sdpa
     return attend(packed, pages, paged_batch, scaling, window, s_aux, softcap, slopes)[None], None
+
+
+@contextmanager
+def attending_by(model: Any, function: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Have a patched model attend by another function, of the same arguments, while the block runs.
+
+    Args:
+        model: of transformers, one that leaves attention to AttentionInterface.
+        function: in place of `paged_attention_forward`.
+    """
+    AttentionInterface.register(_STAND_IN, function)
+    model.set_attn_implementation(_STAND_IN)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(PAGED_ATTENTION)
 
 
 def check_request(module: Any, others: Mapping[str, Any]) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
-from model_patches.attention import PAGED_ATTENTION, PagedBatch, paged_attention_forward, window_of
+from model_patches.attention import PagedBatch, attending_by, paged_attention_forward, window_of
 from model_patches.fused_structure import DecoderModules, LayerModules, NotFusableError, recognise
 from model_patches.geometry import RopeGeometry
 from model_patches.kernels import build
@@ -27,7 +26,6 @@ from model_patches.schemes.frequencies import geometric_series
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch], torch.Tensor]
 """As `PatchedModel.forward`."""
 
-_OBSERVED_ATTENTION = "ropewalk_observed"
 _PROBE_TOKENS = 24
 # Relative to the norm of the logits, or of a layer's keys or values. Rounding to bfloat16 moves them by up to 0.03;
 # what is computed otherwise (a multiplier, a norm elsewhere, keys that are not rotated) moves some by far more.
@@ -271,10 +269,6 @@ def _observe(model: Any, run: Callable[[], list[torch.Tensor]]) -> tuple[list[At
         seen[module.layer_idx] = AttentionRules(asked["scaling"], window)
         return paged_attention_forward(module, *tensors, **asked)
 
-    AttentionInterface.register(_OBSERVED_ATTENTION, observed)
-    model.set_attn_implementation(_OBSERVED_ATTENTION)
-    try:
+    with attending_by(model, observed):
         computed = run()
-    finally:
-        model.set_attn_implementation(PAGED_ATTENTION)
     return [seen[layer] for layer in sorted(seen)], computed

@@ -4,6 +4,7 @@ Knows the numbers that rotate a sequence, and which can. Does not know which req
 `service.scaling`.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -44,6 +45,12 @@ class PositionPlan:
     def _hash(self) -> int:
         """Kept, for a plan is part of the key of every cached page."""
         return hash((self.inv_freq, self.attention_factor))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells plans that rotate differently apart, whatever they are called; the same in every process."""
+        numbers = ",".join(map(repr, (*self.inv_freq, self.attention_factor)))
+        return hashlib.sha256(numbers.encode()).hexdigest()[:16]
 
 
 def make_plan(geometry: RopeGeometry, scheme: str, factor: float, max_length: int) -> PositionPlan:

@@ -6,11 +6,8 @@ Knows what attention modules pass to the attention function. Does not know pages
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
-from model_patches.attention import PAGED_ATTENTION, window_of
-
-_OBSERVED_ATTENTION = "ropewalk_windows"
+from model_patches.attention import attending_by, window_of
 
 
 @torch.inference_mode()
@@ -21,7 +18,7 @@ def observe_windows(model: Any) -> tuple[int | None, ...]:
     attention.
 
     Args:
-        model: of transformers, with a rotary module that takes positions alone.
+        model: of transformers, with what computes its positions not replaced yet.
 
     Returns:
         For each layer, how many of the latest tokens it sees, the token itself included; None for all.
@@ -38,10 +35,6 @@ def observe_windows(model: Any) -> tuple[int | None, ...]:
         seen[module.layer_idx] = window_of(module, asked.get("sliding_window"))
         return value.new_zeros(1, 1, query.shape[1], value.shape[-1]), None
 
-    AttentionInterface.register(_OBSERVED_ATTENTION, observed)
-    model.set_attn_implementation(_OBSERVED_ATTENTION)
-    try:
+    with attending_by(model, observed):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
-    finally:
-        model.set_attn_implementation(PAGED_ATTENTION)
     return tuple(seen.get(layer) for layer in range(layers))

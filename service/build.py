@@ -155,9 +155,7 @@ def inspect(settings: Settings) -> InspectedModel:
     policy, config = _policy_and_config(settings)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
-    _check_changes(settings, device, dtype)
-    if settings.tensor_parallel > 1:
-        _check_split(settings, config, device)
+    _check_changes(settings, config, device, dtype)
     if isinstance(policy, FixedPolicy):
         logger.info("requests run without any scaling: %s", policy.why)
     elif policy.geometry.is_scaled:
@@ -166,14 +164,6 @@ def inspect(settings: Settings) -> InspectedModel:
             *(policy.geometry.scheme, policy.geometry.factor),
         )
     return InspectedModel(settings.served_model_name or _name(settings.model), policy, device, dtype)
-
-
-def _check_split(settings: Settings, config: Mapping[str, Any], device: torch.device) -> None:
-    check_split(settings, device)
-    try:
-        check_tensor_parallel(config, settings.tensor_parallel)
-    except ModelError as error:
-        raise StartupError(str(error)) from error
 
 
 def read_policy(settings: Settings) -> AnyPolicy:
@@ -328,8 +318,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     device, policy, num_pages = inspected.device, inspected.policy, computing.num_pages
     weights, shape, needs = computing.weights, computing.shape, computing.needs
     loaded = weights.loaded
-    if settings.chat_template is not None:
-        loaded.tokenizer.chat_template = read_chat_template(settings.chat_template)
+    use_chat_template(loaded.tokenizer, settings)
     pages = PageAllocator(num_pages, shape.page_size)
     scheduler = Scheduler(
         pages,
@@ -384,24 +373,30 @@ def load_with_others(settings: Settings, inspected: InspectedModel, leader: Lead
     return computing, LeadingRunner(computing.runner, leader)
 
 
-def _check_changes(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+def _check_changes(settings: Settings, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
     try:
         if settings.lora_adapter is not None:
             check_adapter(settings.lora_adapter)
         if settings.quantization is not None:
             check_quantization(settings.quantization, device, dtype)
+        if settings.tensor_parallel > 1:
+            check_split(settings, device)
+            check_tensor_parallel(config, settings.tensor_parallel)
     except ModelError as error:
         raise StartupError(str(error)) from error
 
 
-def read_chat_template(file: Path) -> str:
-    """The chat template in a file.
+def use_chat_template(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> None:
+    """Give a tokenizer the chat template in the file that the settings name, if they do.
 
     Raises:
         StartupError: it cannot be read.
     """
+    file = settings.chat_template
+    if file is None:
+        return
     try:
-        return file.read_text(encoding="utf-8")
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise StartupError(f"the chat template {file} cannot be read: {error}") from error
 

@@ -80,22 +80,6 @@ struct PartialShape {
 
 PartialShape shape_of(const Unit& unit) { return {unit.rows.rows + 16, round_up(unit.keys.values->dim, 16)}; }
 
-const AttentionKernels& kernels_of(Level level) {
-  switch (level) {
-#if defined(__x86_64__)
-    case Level::amx:
-    case Level::avx512_bf16:
-      return avx512_bf16::attention_kernels();
-    case Level::avx512:
-      return avx512::attention_kernels();
-    case Level::avx2:
-      return avx2::attention_kernels();
-#endif
-    default:
-      return portable::attention_kernels();
-  }
-}
-
 void multiply_by_onednn(Int m, Int n, Int k, Int stride_a, Int stride_b, Int stride_c, const std::uint16_t* a,
                         const std::uint16_t* b, float* c) {
   at::native::cpublas::brgemm(m, n, k, stride_a, stride_b, stride_c, false, reinterpret_cast<const at::BFloat16*>(a),
@@ -167,7 +151,7 @@ class Step {
   Step(const LogitRules& rules, const Rows& output, Level level, std::vector<Unit>& units, float* partials)
       : rules_(rules),
         output_(output),
-        kernels_(kernels_of(level)),
+        kernels_(ROPEWALK_KERNELS_AT(level, attention_kernels)),
         product_(level == Level::amx ? multiply_by_onednn : nullptr),
         units_(units),
         partials_(partials) {}

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "dispatch.h"
 
 namespace ropewalk {
 
@@ -63,19 +64,6 @@ struct AttentionKernels {
   void (*finish)(const QueryRows& rows, const LogitRules& rules, const Partial& result, const Rows& output);
 };
 
-namespace portable {
-const AttentionKernels& attention_kernels();
-}
-#if defined(__x86_64__)
-namespace avx2 {
-const AttentionKernels& attention_kernels();
-}
-namespace avx512 {
-const AttentionKernels& attention_kernels();
-}
-namespace avx512_bf16 {
-const AttentionKernels& attention_kernels();
-}
-#endif
+ROPEWALK_DECLARE_KERNELS(AttentionKernels, attention_kernels)
 
 }  // namespace ropewalk

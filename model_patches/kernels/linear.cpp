@@ -161,20 +161,9 @@ const LinearKernels& linear_kernels() {
     kernels.multiply_bfloat16 = amx::multiply;
     return kernels;
   }();
-  switch (current_level()) {
-    case Level::amx:
-      return amx::available() ? tiled : avx512_bf16::linear_kernels();
-    case Level::avx512_bf16:
-      return avx512_bf16::linear_kernels();
-    case Level::avx512:
-      return avx512::linear_kernels();
-    case Level::avx2:
-      return avx2::linear_kernels();
-    case Level::portable:
-      break;
-  }
+  if (current_level() == Level::amx && amx::available()) return tiled;
 #endif
-  return portable::linear_kernels();
+  return ROPEWALK_KERNELS_AT(current_level(), linear_kernels);
 }
 
 void linear(const Activations& x, const PackedWeight& weight, const float* bias, std::int64_t outputs, Number number, void* y,

@@ -2,7 +2,7 @@
 // linear.h.
 #pragma once
 
-#include "common.h"
+#include "dispatch.h"
 
 namespace ropewalk {
 
@@ -40,19 +40,8 @@ struct LinearKernels {
   void (*add)(const float* x, std::int64_t size, float* sums);
 };
 
-namespace portable {
-const LinearKernels& linear_kernels();
-}
+ROPEWALK_DECLARE_KERNELS(LinearKernels, linear_kernels)
 #if defined(__x86_64__)
-namespace avx2 {
-const LinearKernels& linear_kernels();
-}
-namespace avx512 {
-const LinearKernels& linear_kernels();
-}
-namespace avx512_bf16 {
-const LinearKernels& linear_kernels();
-}
 namespace amx {
 // May this process use AMX tiles? Asks the operating system for them, once.
 bool available();

@@ -17,22 +17,6 @@ using Int = std::int64_t;
 // Numbers that are worth waking another thread for.
 constexpr Int kWorthAThread = 1 << 15;
 
-const RotaryKernels& kernels_of(Level level) {
-  switch (level) {
-#if defined(__x86_64__)
-    case Level::amx:
-    case Level::avx512_bf16:
-      return avx512_bf16::rotary_kernels();
-    case Level::avx512:
-      return avx512::rotary_kernels();
-    case Level::avx2:
-      return avx2::rotary_kernels();
-#endif
-    default:
-      return portable::rotary_kernels();
-  }
-}
-
 void* head_of(const Rows& rows, Int token, Int head) {
   const Int bytes = rows.number == Number::float32 ? 4 : 2;
   return static_cast<char*>(rows.data) + (token * rows.token_stride + head * rows.head_stride) * bytes;
@@ -43,7 +27,7 @@ void* head_of(const Rows& rows, Int token, Int head) {
 void rotate_and_write(Int tokens, const Rows& query, const Rows& key, const Rows& value, const float* cos,
                       const float* sin, Int pairs, bool interleaved, const Int* slots, const PagedRows& keys,
                       const PagedRows& values, const Rows& rotated) {
-  const RotaryKernels& kernels = kernels_of(current_level());
+  const RotaryKernels& kernels = ROPEWALK_KERNELS_AT(current_level(), rotary_kernels);
   const Int numbers = std::max<Int>(1, query.heads * query.dim + key.heads * (key.dim + value.dim));
   at::parallel_for(0, tokens, std::max<Int>(1, kWorthAThread / numbers), [&](Int begin, Int end) {
     std::vector<float> head_numbers(static_cast<std::size_t>(std::max(key.dim, value.dim)));
@@ -67,7 +51,7 @@ void rotate_and_write(Int tokens, const Rows& query, const Rows& key, const Rows
 
 void rerotate(Int moved, const PagedRows& keys, const Int* sources, const Int* targets, const float* cos, const float* sin,
               Int pairs, Int offset, bool interleaved) {
-  const RotaryKernels& kernels = kernels_of(current_level());
+  const RotaryKernels& kernels = ROPEWALK_KERNELS_AT(current_level(), rotary_kernels);
   const Int bytes = keys.number == Number::float32 ? 4 : 2, rotated = 2 * pairs;
   const Int page_bytes = keys.page_size * keys.heads * keys.dim * bytes;
   const Int grain = std::max<Int>(1, kWorthAThread * bytes / page_bytes);

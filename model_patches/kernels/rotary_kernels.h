@@ -1,7 +1,7 @@
 // The inner loops of rotation, one set for each instruction set. Internal: other operators call rotary.h.
 #pragma once
 
-#include "common.h"
+#include "dispatch.h"
 
 namespace ropewalk {
 
@@ -16,19 +16,6 @@ struct RotaryKernels {
   void (*keep)(const float* head, const PagedRows& pages, std::int64_t row);
 };
 
-namespace portable {
-const RotaryKernels& rotary_kernels();
-}
-#if defined(__x86_64__)
-namespace avx2 {
-const RotaryKernels& rotary_kernels();
-}
-namespace avx512 {
-const RotaryKernels& rotary_kernels();
-}
-namespace avx512_bf16 {
-const RotaryKernels& rotary_kernels();
-}
-#endif
+ROPEWALK_DECLARE_KERNELS(RotaryKernels, rotary_kernels)
 
 }  // namespace ropewalk

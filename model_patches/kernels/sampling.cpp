@@ -18,23 +18,6 @@
 namespace ropewalk {
 namespace {
 
-const SamplingKernels& sampling_kernels() {
-#if defined(__x86_64__)
-  switch (current_level()) {
-    case Level::amx:
-    case Level::avx512_bf16:
-      return avx512_bf16::sampling_kernels();
-    case Level::avx512:
-      return avx512::sampling_kernels();
-    case Level::avx2:
-      return avx2::sampling_kernels();
-    case Level::portable:
-      break;
-  }
-#endif
-  return portable::sampling_kernels();
-}
-
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 // By how much exponents of two that bound weights are too low, so that rounding leaves out nothing that stays.
 constexpr double kMargin = 0.01;
@@ -273,7 +256,7 @@ at::Tensor choose(const at::Tensor& logits, const at::Tensor& sampled, const at:
   const auto* numbers = logits.const_data_ptr<float>();
   const auto* random = draws.const_data_ptr<double>();
   auto* tokens = chosen.mutable_data_ptr<std::int64_t>();
-  const SamplingKernels& kernels = sampling_kernels();
+  const SamplingKernels& kernels = ROPEWALK_KERNELS_AT(current_level(), sampling_kernels);
   at::parallel_for(0, rows, 1, [&](std::int64_t first, std::int64_t last) {
     Scratch scratch;
     for (std::int64_t row = first; row < last; ++row) {

@@ -1,7 +1,7 @@
 // The inner loops of sampling, one set for each instruction set. Internal to sampling.cpp.
 #pragma once
 
-#include "common.h"
+#include "dispatch.h"
 
 namespace ropewalk {
 
@@ -17,19 +17,6 @@ struct SamplingKernels {
   void (*sums)(const float* logits, std::int64_t size, float largest, float scale, float* sums);
 };
 
-namespace portable {
-const SamplingKernels& sampling_kernels();
-}
-#if defined(__x86_64__)
-namespace avx2 {
-const SamplingKernels& sampling_kernels();
-}
-namespace avx512 {
-const SamplingKernels& sampling_kernels();
-}
-namespace avx512_bf16 {
-const SamplingKernels& sampling_kernels();
-}
-#endif
+ROPEWALK_DECLARE_KERNELS(SamplingKernels, sampling_kernels)
 
 }  // namespace ropewalk

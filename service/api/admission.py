@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tokenizers import Tokenizer
+
 from service.api import limits
 from service.api.auth import caller
 from service.api.constraints import Constraint
@@ -116,16 +118,23 @@ async def tokenize(server: Server, prompt: Prompt, *, add_special_tokens: bool) 
     """
     loaded = server.require_loaded()
     if isinstance(prompt, str):
-        _check_text_length(prompt, loaded, server.inspected.policy.max_length)
-        # Of the tokenizer's methods, this one lets other threads run meanwhile.
-        [encoding] = await asyncio.to_thread(
-            loaded.tokenizer.backend_tokenizer.encode_batch_fast, [prompt], add_special_tokens=add_special_tokens
-        )
-        if not encoding.ids:
-            raise RequestError("prompt: the text has no tokens", param="prompt")
-        return list(encoding.ids)
+        check_text_length(prompt, loaded.longest_token, server.inspected.policy.max_length)
+        return await encode(prompt, loaded.tokenizer.backend_tokenizer, add_special_tokens=add_special_tokens)
     check_token_ids(prompt, loaded, param="prompt")
     return prompt
+
+
+async def encode(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
+    """The same of a text that is not too long.
+
+    Raises:
+        RequestError: it has no tokens.
+    """
+    # Of the tokenizer's methods, this one lets other threads run meanwhile.
+    [encoding] = await asyncio.to_thread(tokenizer.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+    if not encoding.ids:
+        raise RequestError("prompt: the text has no tokens", param="prompt")
+    return list(encoding.ids)
 
 
 def check_token_ids(token_ids: list[int], loaded: LoadedServer, *, param: str) -> None:
@@ -136,11 +145,20 @@ def check_token_ids(token_ids: list[int], loaded: LoadedServer, *, param: str) -
         raise RequestError(message, param=param)
 
 
-def _check_text_length(text: str, loaded: LoadedServer, max_length: int) -> None:
-    """Refuse a text that cannot fit however well its tokens cover it."""
-    if loaded.longest_token is None:
+def check_text_length(text: str, longest_token: int | None, max_length: int) -> None:
+    """Refuse a text that cannot fit however well its tokens cover it.
+
+    Args:
+        text: of a prompt.
+        longest_token: bytes that one token stands for at most, see `longest_token_bytes`.
+        max_length: tokens.
+
+    Raises:
+        ContextLengthError: the message says how many tokens it has at least.
+    """
+    if longest_token is None:
         return
-    least = len(text.encode()) // loaded.longest_token
+    least = len(text.encode()) // longest_token
     if least >= max_length:
         message = f"the prompt has at least {least} tokens; the maximum length is {max_length}"
         raise ContextLengthError(message, param="prompt")

@@ -37,7 +37,7 @@ class Chat:
         self._tools: Tools | None = None
         self._reasoning = None if self._written else self._template.reasoning
         self._begins_inside = False
-        if body.tools and body.tool_choice != "none":
+        if body.tools and body.tells_tools:
             if self._written is not None:
                 param = self._written.param.split(".")[0]
                 raise RequestError(f"{param}: goes with tools only where tool_choice is none", param=param)
@@ -135,3 +135,17 @@ def _variables(template: ChatTemplate, fields: TemplateFields) -> dict[str, Any]
             raise RequestError("reasoning_effort: the model's chat template does not read it", param="reasoning_effort")
         variables["reasoning_effort"] = fields.reasoning_effort
     return variables
+
+
+def max_tokens_of(body: ChatRequest) -> int | None:
+    """What a chat asks for, under either name.
+
+    Raises:
+        RequestError: it gives two numbers.
+    """
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise RequestError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
+            param="max_completion_tokens",
+        )
+    return body.max_tokens if body.max_tokens is not None else body.max_completion_tokens

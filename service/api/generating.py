@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from service.api.admission import Order, admit, tokenize
 from service.api.answers.completion import CompletionFormat, Pieces
 from service.api.answers.generate import GenerateFormat
-from service.api.chatting import Chat
+from service.api.chatting import Chat, max_tokens_of
 from service.api.constraints import constraint_of
 from service.api.errors import ERRORS
 from service.api.logprobs import LogprobShapes
@@ -92,7 +92,7 @@ async def chat(body: ChatRequest, request: Request, server: ServerDep) -> Respon
         fields=body,
         num_prompts=1,
         read_prompts=conversation.read_prompts,
-        max_tokens=_max_tokens(body),
+        max_tokens=max_tokens_of(body),
         n=n,
         logprobs=_logprobs(body),
         constraint=conversation.constraint,
@@ -135,12 +135,3 @@ def _logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs goes only with logprobs: true", param="top_logprobs")
     return body.top_logprobs or 0 if body.logprobs else None
-
-
-def _max_tokens(body: ChatRequest) -> int | None:
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise RequestError(
-            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
-            param="max_completion_tokens",
-        )
-    return body.max_tokens if body.max_tokens is not None else body.max_completion_tokens

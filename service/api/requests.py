@@ -265,6 +265,11 @@ class ChatRequest(TemplateFields, OpenAIFields):
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call; default: true")
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
 
+    @property
+    def tells_tools(self) -> bool:
+        """Whether the model is told of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
 
 class PlanRequest(TemplateFields):
     """Body of POST /v1/rope/plan: a prompt, a conversation, or only the prompt's length."""

@@ -40,10 +40,6 @@ class PageAllocator:
         """Pages that somebody holds."""
         return len(self._holders)
 
-    def pages_for(self, tokens: int) -> int:
-        """How many pages hold so many tokens."""
-        return -(-tokens // self.page_size)
-
     def holders(self, page: int) -> int:
         """How many hold a page."""
         return self._holders.get(page, 0)

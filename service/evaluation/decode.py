@@ -19,7 +19,7 @@ from service.evaluation.errors import EvaluationError
 from service.evaluation.figures import Lines, Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import DIGITS
-from service.evaluation.schemes import growing, rotation
+from service.evaluation.schemes import growing
 from service.evaluation.texts import name_of
 from service.scaling.fixed import AnyPolicy, FixedPolicy
 from service.scaling.policy import PlanChoice
@@ -77,7 +77,7 @@ def _choice(policy: AnyPolicy, place: Crossing, way: str) -> PlanChoice:
 
 
 def _key(way: str, choice: PlanChoice, document: list[int], place: Crossing) -> dict[str, Any]:
-    path = [[plan.scheme, plan.factor, rotation(plan), plan.max_length] for plan in choice.rungs]
+    path = [[plan.scheme, plan.factor, plan.fingerprint, plan.max_length] for plan in choice.rungs]
     return {"measure": "decode", "way": way, "path": path, "start": place.start, "document": name_of(document)}
 
 

@@ -17,7 +17,6 @@ from service.evaluation.errors import EvaluationError
 from service.evaluation.figures import Lines, Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import choices
-from service.evaluation.schemes import rotation
 from service.evaluation.texts import name_of
 from service.scaling.fixed import FixedPolicy
 from service.scaling.policy import PlanChoice
@@ -44,7 +43,7 @@ def jobs(bench: Bench) -> list[Job]:
 
 def _key(choice: PlanChoice, length: int, document: list[int]) -> dict[str, Any]:
     plan = choice.plan
-    named = {"scheme": plan.scheme, "factor": plan.factor, "rotation": rotation(plan)}
+    named = {"scheme": plan.scheme, "factor": plan.factor, "rotation": plan.fingerprint}
     return {"measure": "entropy", **named, "length": length, "document": name_of(document[:length])}
 
 

@@ -8,7 +8,7 @@ from service.evaluation.bench import Bench
 from service.evaluation.figures import HeatMap, Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.retrieval import TASKS, Question, is_answered
-from service.evaluation.schemes import SchemeAsked, choose, rotation
+from service.evaluation.schemes import SchemeAsked, choose
 from service.evaluation.texts import name_of
 from service.scaling.policy import PlanChoice
 
@@ -44,7 +44,7 @@ def _questions(bench: Bench, task: str, length: int, depth: float) -> list[Quest
 
 
 def _key(task: str, choice: PlanChoice, length: int, question: Question) -> dict[str, Any]:
-    path = [[plan.scheme, plan.factor, rotation(plan)] for plan in choice.rungs]
+    path = [[plan.scheme, plan.factor, plan.fingerprint] for plan in choice.rungs]
     return {"measure": task, "path": path, "length": length, "prompt": name_of(question.prompt)}
 
 

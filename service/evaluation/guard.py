@@ -15,7 +15,7 @@ from service.evaluation.bootstrap import paired_bootstrap
 from service.evaluation.figures import Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import DIGITS
-from service.evaluation.schemes import POLICY, SchemeAsked, choose, fixed, native_plan, rotation
+from service.evaluation.schemes import POLICY, SchemeAsked, choose, fixed, native_plan
 from service.evaluation.texts import name_of
 from service.scaling.policy import PlanChoice
 
@@ -48,7 +48,7 @@ def _ways(bench: Bench, length: int) -> Iterator[tuple[str, PlanChoice]]:
 
 
 def _key(way: str, choice: PlanChoice, length: int, document: list[int]) -> dict[str, Any]:
-    rotated = {"scheme": choice.plan.scheme, "factor": choice.plan.factor, "rotation": rotation(choice.plan)}
+    rotated = {"scheme": choice.plan.scheme, "factor": choice.plan.factor, "rotation": choice.plan.fingerprint}
     return {"measure": "guard", "way": way, **rotated, "length": length, "document": name_of(document[:length])}
 
 

@@ -19,7 +19,7 @@ from service.evaluation.bench import Bench
 from service.evaluation.bootstrap import Difference, paired_bootstrap
 from service.evaluation.figures import Lines, Shown, Table
 from service.evaluation.ledger import Job, Ledger
-from service.evaluation.schemes import POLICY, SchemeAsked, choose, rotation
+from service.evaluation.schemes import POLICY, SchemeAsked, choose
 from service.evaluation.texts import name_of
 from service.scaling.policy import PlanChoice
 
@@ -49,7 +49,7 @@ class Run:
             "measure": "nll",
             "scheme": plan.scheme,
             "factor": plan.factor,
-            "rotation": rotation(plan),
+            "rotation": plan.fingerprint,
             "length": self.length,
             "document": name_of(document[: self.length - 1]),
         }
@@ -84,7 +84,7 @@ def runs(wanted: Wanted) -> dict[str, Run]:
     """The fewest runs that answer for all plans and lengths, by rotation."""
     needed: dict[str, Run] = {}
     for (_, length), choice in wanted.items():
-        name = rotation(choice.plan)
+        name = choice.plan.fingerprint
         if name not in needed or needed[name].length < length:
             needed[name] = Run(choice, length)
     return needed
@@ -95,7 +95,7 @@ def scores(bench: Bench, ledger: Ledger, wanted: Wanted, longest: int) -> dict[t
     needed, cut = runs(wanted), bench.cut(longest)
     found = {}
     for (name, length), choice in wanted.items():
-        run = needed[rotation(choice.plan)]
+        run = needed[choice.plan.fingerprint]
         rows = (ledger[run.key(document)]["nll"] for document in cut)
         found[name, length] = [np.array(row[: length - 2], dtype=np.float64) for row in rows]
     return found

@@ -3,7 +3,6 @@
 Knows plans and the policy. Does not know what is measured under them.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 
@@ -151,9 +150,3 @@ def _plan(asked: SchemeAsked, policy: AnyPolicy, length: int) -> PositionPlan:
         return make_plan(geometry, asked.name, factor, covers)
     except UnsupportedModelError as error:
         raise EvaluationError(f"{error} (scheme {asked})") from error
-
-
-def rotation(plan: PositionPlan) -> str:
-    """What tells plans that rotate differently apart, whatever they are called."""
-    numbers = ",".join(map(repr, (*plan.inv_freq, plan.attention_factor)))
-    return hashlib.sha256(numbers.encode()).hexdigest()[:16]

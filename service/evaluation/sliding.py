@@ -13,7 +13,6 @@ from service.evaluation.bench import Bench
 from service.evaluation.figures import Lines, Shown, Table
 from service.evaluation.ledger import Job, Ledger
 from service.evaluation.likelihood import DIGITS, choices
-from service.evaluation.schemes import rotation
 from service.evaluation.texts import name_of
 from service.scaling.policy import PlanChoice
 
@@ -40,7 +39,7 @@ def _stride(length: int) -> int:
 
 def _key(choice: PlanChoice, length: int, document: list[int]) -> dict[str, Any]:
     plan = choice.plan
-    named = {"scheme": plan.scheme, "factor": plan.factor, "rotation": rotation(plan)}
+    named = {"scheme": plan.scheme, "factor": plan.factor, "rotation": plan.fingerprint}
     windows = {"length": length, "stride": _stride(length), "windows": WINDOWS}
     return {"measure": "sliding", **named, **windows, "document": name_of(document)}
 

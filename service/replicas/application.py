@@ -93,7 +93,7 @@ def application(settings: Settings) -> serve.Application:
             "runtime_env": {"env_vars": _environment(settings.ray_cpus)},
         },
         max_ongoing_requests=NO_LIMIT,
-        max_queued_requests=(settings.ray or 1) * capacity,  # on the way to a replica, which takes milliseconds
+        max_queued_requests=settings.ray * capacity,  # on the way to a replica, which takes milliseconds
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.shutdown_seconds,
         health_check_period_s=2,

@@ -4,22 +4,16 @@ Reads bodies with the API's own models and chooses plans with the server's own p
 will do. What it cannot read has no beginning: any replica will say what is wrong with it.
 """
 
-import asyncio
-import hashlib
-from array import array
-from functools import cache
-
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.load import load_tokenizer
 from model_patches.loading.source import resolve_model
-from model_patches.plan import PositionPlan
-from service.api.admission import choose_within
-from service.api.chatting import render
+from service.api.admission import check_text_length, choose_within, encode
+from service.api.chatting import max_tokens_of, render
 from service.api.requests import ChatRequest, CompletionRequest, GenerateRequest
-from service.build import longest_token_bytes, read_chat_template, read_policy
+from service.build import longest_token_bytes, read_policy, use_chat_template
 from service.cache.prefix import extend_digests
 from service.chat.template import ChatTemplate
 from service.errors import RequestError
@@ -57,15 +51,13 @@ class BeginningReader:
             return None
         try:
             request = BODIES[path].model_validate_json(body)
-            tokens = await self._tokens(request)
-            return None if tokens is None else self._beginning(tokens, request)
+            return self._beginning(await self._tokens(request), request)
         except (ValidationError, RequestError):
             return None
 
-    async def _tokens(self, request: GenerateRequest | CompletionRequest | ChatRequest) -> list[int] | None:
+    async def _tokens(self, request: GenerateRequest | CompletionRequest | ChatRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            tells_tools = bool(request.tools) and request.tool_choice != "none"
-            text = await render(self._template, request.messages, request, tells_tools=tells_tools)
+            text = await render(self._template, request.messages, request, tells_tools=request.tells_tools)
             return await self._encode(text, add_special_tokens=False)
         prompt = request.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -74,28 +66,22 @@ class BeginningReader:
             return await self._encode(prompt, add_special_tokens=True)
         return [token for token in prompt if isinstance(token, int)]
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
-        if self._longest_token is not None and len(text.encode()) // self._longest_token >= self._policy.max_length:
-            return None  # too long however well its tokens cover it
-        [encoding] = await asyncio.to_thread(
-            self._tokenizer.encode_batch_fast, [text], add_special_tokens=add_special_tokens
-        )
-        return list(encoding.ids)
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        check_text_length(text, self._longest_token, self._policy.max_length)
+        return await encode(text, self._tokenizer, add_special_tokens=add_special_tokens)
 
     def _beginning(
         self, tokens: list[int], request: GenerateRequest | CompletionRequest | ChatRequest
     ) -> Beginning | None:
         if not tokens:
             return None
-        asked = request.max_tokens
-        if isinstance(request, ChatRequest) and asked is None:
-            asked = request.max_completion_tokens
+        asked = max_tokens_of(request) if isinstance(request, ChatRequest) else request.max_tokens
         choice = choose_within(self._policy, self._settings.max_output_tokens, len(tokens), asked, request.rope)
         digests: list[bytes] = []
         extend_digests(digests, tokens, PAGE_TOKENS)
         return Beginning(
             tuple(digests),
-            _key(choice.plan),
+            choice.plan.fingerprint.encode(),
             any_plan=choice.prefix_reuse == "rerotate",
             long_tokens=self._long_tokens(len(tokens), choice),
         )
@@ -105,13 +91,6 @@ class BeginningReader:
         if isinstance(policy, FixedPolicy) or choice.plan == policy.plan(None, policy.rungs[0]):
             return 0
         return prompt_tokens + min(choice.max_tokens, self._policy.options.reserve)
-
-
-@cache
-def _key(plan: PositionPlan) -> bytes:
-    """Short, and the same for plans that rotate alike."""
-    numbers = array("d", (*plan.inv_freq, plan.attention_factor)).tobytes()
-    return hashlib.blake2b(numbers, digest_size=8).digest()
 
 
 def beginning_reader(settings: Settings) -> BeginningReader:
@@ -127,6 +106,5 @@ def beginning_reader(settings: Settings) -> BeginningReader:
         trust_remote_code=settings.trust_remote_code,
     )
     tokenizer = load_tokenizer(folder, trust_remote_code=settings.trust_remote_code)
-    if settings.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(settings.chat_template)
+    use_chat_template(tokenizer, settings)
     return BeginningReader(settings, read_policy(settings), tokenizer)

@@ -58,14 +58,14 @@ def run(settings: Settings) -> None:
 @contextmanager
 def _cluster(settings: Settings) -> Iterator[None]:
     """The cluster that `RAY_ADDRESS` names, else one on this machine that ends with this process."""
-    replicas = settings.ray or 1
+    assert settings.ray is not None
     address = os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=True)
     else:
         ray.init(
             address="local",
-            num_cpus=replicas * settings.ray_cpus,
+            num_cpus=settings.ray * settings.ray_cpus,
             include_dashboard=False,
             object_store_memory=BYTES_OF_SHARED_MEMORY,
         )

@@ -254,7 +254,7 @@ class Scheduler:
             Where each page's content is and where it belongs; none if the sequence had to give way.
         """
         self._give_back(sequence)
-        written = self.pages.pages_for(sequence.num_computed)
+        written = self.needs.pages_for(sequence.num_computed)
         pages = [page for table in sequence.tables for page in table.pages[: written - table.first]]
         while sum(self.pages.holders(page) > 1 for page in pages) > self.pages.num_free:
             if self._preempt_youngest({}) is sequence:

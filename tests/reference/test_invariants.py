@@ -27,7 +27,7 @@ def sequence(engine: RealEngine, prompt_tokens: int, seed: int, computed: int = 
     prompt = torch.randint(100, 40000, (prompt_tokens,), generator=generator).tolist()
     choice = engine.policy.choose(prompt_tokens, 8)
     made = Sequence(f"{seed}", prompt, choice, SamplingParams(max_tokens=8), deliver=lambda _: None)
-    made.tables = [PageTable(0, engine.pages.allocate(engine.pages.pages_for(prompt_tokens + 8)))]
+    made.tables = [PageTable(0, engine.pages.allocate(engine.scheduler.needs.pages_for(prompt_tokens + 8)))]
     if computed:
         engine.runner.forward({made: computed})
         made.num_computed = computed

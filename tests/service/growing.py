@@ -59,6 +59,7 @@ class Load:
     max_batch_tokens: int = 64
     prefix_caching: bool = True
     refresh_tokens: int = 0
+    windows: tuple[int | None, ...] = (None,)
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,7 @@ class Load:
             max_batch_tokens=self.max_batch_tokens,
             prefix_caching=self.prefix_caching,
             refresh_tokens=self.refresh_tokens,
+            windows=self.windows,
         )
         self._arrivals = 0
 

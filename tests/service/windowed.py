@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from model_patches.plan import PositionPlan
-from service.cache.pages import PageAllocator
 from service.core import Rerotation, Sequence
-from service.scheduler.scheduler import Scheduler
 from tests.fakes import PAGE_SIZE, VOCABULARY
 from tests.service.growing import Load, answer
 
@@ -88,17 +86,8 @@ class WindowedLoad(Load):
     windows: Windows = (None, 6)
 
     def __post_init__(self) -> None:
-        self.pages = PageAllocator(self.num_pages, PAGE_SIZE)
+        super().__post_init__()
         self.runner = WindowedRunner(self.num_pages, self.windows)  # type: ignore[assignment]
-        self.scheduler = Scheduler(
-            self.pages,
-            max_running=self.max_running,
-            max_batch_tokens=self.max_batch_tokens,
-            prefix_caching=self.prefix_caching,
-            refresh_tokens=self.refresh_tokens,
-            windows=self.windows,
-        )
-        self._arrivals = 0
 
     def held(self, sequence: Sequence) -> list[int]:
         """How many pages a sequence holds in each group."""

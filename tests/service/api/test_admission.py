@@ -3,14 +3,13 @@
 import asyncio
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from model_patches.loading.generation import GenerationDefaults
-from service.api.admission import _check_text_length
+from service.api.admission import check_text_length
 from service.errors import ContextLengthError
 from tests.fakes import expected_output
 from tests.serving import FakeServer, error_of, fake_server, read_stream, wait_until
@@ -301,9 +300,8 @@ def test_the_limits_are_looked_at_again_when_a_prompt_has_been_tokenised(monkeyp
 def test_a_text_whose_bytes_show_that_it_cannot_fit_is_refused_before_it_is_tokenised(
     length: int, refused: bool
 ) -> None:
-    loaded: Any = SimpleNamespace(longest_token=11)
     if not refused:
-        _check_text_length("a" * length, loaded, max_length=256)
+        check_text_length("a" * length, longest_token=11, max_length=256)
         return
     with pytest.raises(ContextLengthError, match="at least 256 tokens; the maximum length is 256"):
-        _check_text_length("a" * length, loaded, max_length=256)
+        check_text_length("a" * length, longest_token=11, max_length=256)

@@ -9,6 +9,14 @@ WINDOWS = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=4)
 
 
 @settings(deadline=None)
+@given(tokens=st.integers(0, 10**6), page_size=st.integers(1, 512))
+def test_pages_for_is_the_least_number_that_holds_the_tokens(tokens: int, page_size: int) -> None:
+    count = PageNeeds(page_size).pages_for(tokens)
+    assert count * page_size >= tokens
+    assert count == 0 or (count - 1) * page_size < tokens
+
+
+@settings(deadline=None)
 @given(
     page_size=st.sampled_from([1, 3, 4, 16]),
     windows=WINDOWS,

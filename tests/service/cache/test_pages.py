@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -106,14 +106,6 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = settings(deadline=None, max_examples=150)
 TestAllocator = AllocatorMachine.TestCase
-
-
-@settings(deadline=None)
-@given(tokens=st.integers(0, 10**6), page_size=st.integers(1, 512))
-def test_pages_for_is_the_least_number_that_holds_the_tokens(tokens: int, page_size: int) -> None:
-    count = PageAllocator(1, page_size).pages_for(tokens)
-    assert count * page_size >= tokens
-    assert count == 0 or (count - 1) * page_size < tokens
 
 
 def test_more_pages_than_are_free_are_never_handed_out() -> None:

@@ -9,7 +9,7 @@ from model_patches.geometry import RopeGeometry
 from model_patches.plan import make_plan
 from model_patches.rope_config import read_geometry
 from service.evaluation.errors import EvaluationError
-from service.evaluation.schemes import SchemeAsked, check_schemes, choose, growing, native_plan, parse_schemes, rotation
+from service.evaluation.schemes import SchemeAsked, check_schemes, choose, growing, native_plan, parse_schemes
 from service.scaling.options import NativeRope
 from service.scaling.policy import Policy
 
@@ -104,6 +104,6 @@ def test_the_native_plan_is_that_of_a_short_request(config: PreTrainedConfig, na
 
 def test_plans_that_rotate_alike_have_one_name() -> None:
     one = make_plan(GEOMETRY, "ntk", 2.0, 128)
-    assert rotation(one) == rotation(make_plan(GEOMETRY, "dynamic", 1.0, 128))
-    names = {rotation(make_plan(GEOMETRY, "yarn", factor, 128)) for factor in (1.5, 2.0, 2.0000001)}
-    assert len(names | {rotation(one)}) == 4
+    assert one.fingerprint == make_plan(GEOMETRY, "dynamic", 1.0, 128).fingerprint
+    names = {make_plan(GEOMETRY, "yarn", factor, 128).fingerprint for factor in (1.5, 2.0, 2.0000001)}
+    assert len(names | {one.fingerprint}) == 4
