@@ -69,7 +69,8 @@ def _tree() -> Iterator[Tree]:
                 shutil.copy(ROOT / name, source / name)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ROPEWALK_", "PYTHON", "VIRTUAL_ENV"))}
         # Retries would only wait: a package is looked for at every index, one of which this machine may not reach.
-        given = {**inherited, **tree.variables("build"), **arguments("install-cpu"), "PIP_RETRIES": "1"}
+        given = {**inherited, **tree.variables("build"), "PIP_RETRIES": "1"}
+        given |= {**arguments("build"), **arguments("install-cpu")}
         for command in commands("build") + commands("install-cpu"):
             run(tree.here(command), source, given)
         shutil.rmtree(source)
