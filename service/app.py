@@ -8,17 +8,17 @@ from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 
 from service.api import document, generating, health, limits, models
 from service.api.auth import PROBED_PATHS, BearerKey, Keys
 from service.api.body_limit import BodyLimit
+from service.api.cors import allow_origins
 from service.api.errors import install_error_handlers
 from service.api.state import Server, Traffic
 from service.build import InspectedModel, LoadedServer
 from service.engine.handle import Mailbox
 from service.errors import NotReadyError
-from service.logs import HEADER, RequestIds
+from service.logs import RequestIds
 from service.metrics import Metrics
 from service.playground import page
 from service.settings import Settings
@@ -88,14 +88,7 @@ def create_app(
         page.add_to(app)
     if keys:
         app.add_middleware(BearerKey, keys=keys, open_paths=open_paths, metrics=metrics)
-    if settings.cors_origins is not None:  # browsers ask first, without the key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, "Retry-After"],
-        )
+    allow_origins(app, settings)
     app.add_middleware(RequestIds)
     install_error_handlers(app, metrics)
     for router in (generating.router, models.router, health.router):

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from service.api.auth import Keys
 from service.api.body_limit import BodyLimit
+from service.api.cors import allow_origins
 from service.api.errors import install_error_handlers
 from service.errors import RequestError
 from service.logs import HEADER, RequestIds, request_id
@@ -64,6 +65,7 @@ def create_front(settings: Settings, reader: BeginningReader, replicas: Replicas
         return Forwarded(replicas, _carried(request, body), await beginning_of(request, body))
 
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_silence=settings.client_timeout_seconds)
+    allow_origins(app, settings)
     app.add_middleware(RequestIds)
     install_error_handlers(app, metrics)
     return app

@@ -46,7 +46,8 @@ class Replica:
         def fail(error: Exception) -> None:
             self._failure = error
 
-        self._app = create_app(settings, inspected, self._metrics, load, fail, telemetry or UNTRACED)
+        behind_front = settings.model_copy(update={"cors_origins": None})  # the front tells browsers what they may read
+        self._app = create_app(behind_front, inspected, self._metrics, load, fail, telemetry or UNTRACED)
         self._lifespan = self._app.router.lifespan_context(self._app)
 
     async def wait_until_loaded(self) -> None:

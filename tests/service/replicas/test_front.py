@@ -101,7 +101,7 @@ def ask_scripted(replicas: Scripted, path: str = "/v1/completions", **settings: 
 
     async def ask() -> httpx.Response:
         async with client_of(front) as client:
-            return await client.post(path, json={"prompt": "abc"})
+            return await client.post(path, json={"prompt": "abc"}, headers={"origin": "https://a.example"})
 
     return asyncio.run(ask())
 
@@ -122,6 +122,8 @@ REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("HEAD", "/ready", {}),
     ("GET", "/nothing", {}),
     ("DELETE", "/generate", {}),
+    ("POST", "/generate", {"json": {"prompt": "abc", "max_tokens": 5}, "headers": {"origin": "https://a.example"}}),
+    ("POST", "/generate", {"json": {"prompt": "abc", "max_tokens": 5}, "headers": {"origin": "https://b.example"}}),
     ("OPTIONS", "/generate", {"headers": {"origin": "https://a.example", "access-control-request-method": "POST"}}),
 ]
 
@@ -129,8 +131,8 @@ REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
 def test_an_answer_is_the_replicas_own() -> None:
     async def compare(stack: AsyncExitStack) -> None:
         server = fake_server(cors_origins="https://a.example")
-        app = await started(stack, server)
-        front = create_front(server.settings, reader(server), Local(one=app))
+        app, replica = await started(stack, server), await started(stack, fake_server())
+        front = create_front(server.settings, reader(server), Local(one=replica))
         direct, through = [await stack.enter_async_context(client_of(it)) for it in (app, front)]
         for method, path, what in REQUESTS:
             what["headers"] = {**what.get("headers", {}), "X-Request-Id": "own"}
@@ -168,9 +170,10 @@ def test_a_request_without_a_valid_key_is_not_looked_at() -> None:
 
 def test_a_body_that_is_too_large_goes_nowhere() -> None:
     replicas = Scripted()
-    response = ask_scripted(replicas, max_body_bytes=10)
+    response = ask_scripted(replicas, max_body_bytes=10, cors_origins="https://a.example")
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
     assert response.headers["x-request-id"]
+    assert response.headers["access-control-allow-origin"] == "https://a.example"
     assert replicas.num_asked == 0
 
 

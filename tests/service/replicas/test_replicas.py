@@ -1,4 +1,5 @@
-"""Two replicas on two nodes, asked over HTTP: what a client sees of them, also while one dies, is full or goes.
+"""Two replicas on two nodes, asked over HTTP: what a client sees of them, also while one dies, is full or goes. With
+the tests' tiny model, and all of it again with the embedded one.
 
 Order matters in one place: the last test ends the server.
 """
@@ -23,6 +24,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from model_patches.loading.cache import default_cache_dir
+from model_patches.loading.source import resolve_model
 from tests.model_patches.loading.conftest import tiny_folder, tiny_model
 from tests.serving import real_server, wait_until
 
@@ -33,8 +36,34 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[3]
 DEADLINE = 300.0  # seconds; a guard against hanging
-SETTINGS = {"native_length": 1024, "kv_cache_memory": "20MB", "max_running": 4, "max_queued": 16}
+MAX_RUNNING, MAX_QUEUED = 4, 16
 ENGINE = "ray::ServeReplica:ropewalk:engine"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model, and what has to suit it.
+
+    Attributes:
+        model: its folder.
+        kv_cache_memory: room for four of the long requests, and more.
+        long_prompt: words that are more tokens than the native length.
+    """
+
+    model: Path
+    kv_cache_memory: str
+    long_prompt: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        limits = {"max_running": MAX_RUNNING, "max_queued": MAX_QUEUED}
+        return {"native_length": 1024, "kv_cache_memory": self.kv_cache_memory, **limits}
+
+    def mixed(self, number: int, tokens: int = 60) -> dict[str, Any]:
+        """Requests of several lengths, every other one streamed, every fifth beyond the native length."""
+        words = self.long_prompt if number % 5 == 0 else 3 + number % 40
+        prompt = f"{number} " + "the " * words
+        return {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": number % 2 == 0, "temperature": 0}
 
 
 @dataclass
@@ -90,20 +119,21 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tests' tiny model, which writes nonsense at once."""
+@pytest.fixture(scope="module", params=["tiny", "embedded"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The tests' tiny model, which writes nonsense at once, and the embedded one."""
+    if request.param == "embedded":
+        return Served(resolve_model(None, cache_dir=default_cache_dir()), "200MB", long_prompt=1100)
     make, write = (fixture._get_wrapped_function() for fixture in (tiny_model, tiny_folder))
-    folder: Path = write(make(), tmp_path_factory.mktemp("replicas"))
-    return folder
+    return Served(write(make(), tmp_path_factory.mktemp("replicas")), "20MB", long_prompt=350)
 
 
 @pytest.fixture(scope="module")
-def replicas(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+def replicas(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    options = [part for name, value in SETTINGS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "tests.service.replicas.cluster", str(model), "--ray", "2", *options]
+    options = [part for name, value in served.settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "tests.service.replicas.cluster", str(served.model), "--ray", "2", *options]
     log = tmp_path_factory.mktemp("log") / "serve.log"
     with log.open("wb") as written:
         process = subprocess.Popen(
@@ -155,14 +185,7 @@ def _json(response: httpx.Response) -> Any:
     return response.json()
 
 
-def mixed(number: int, tokens: int = 60) -> dict[str, Any]:
-    """Requests of several lengths, every other one streamed, every fifth beyond the native length."""
-    words = 350 if number % 5 == 0 else 3 + number % 40
-    prompt = f"{number} " + "the " * words
-    return {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": number % 2 == 0, "temperature": 0}
-
-
-def test_an_answer_is_a_single_servers_answer(replicas: Replicas, model: Path) -> None:
+def test_an_answer_is_a_single_servers_answer(replicas: Replicas, served: Served) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/generate", {"prompt": "the the", "max_tokens": 4, "temperature": 0}),
         ("POST", "/generate", {"prompt": "the", "max_tokens": 0}),
@@ -185,14 +208,14 @@ def test_an_answer_is_a_single_servers_answer(replicas: Replicas, model: Path) -
             text = {name: value for name, value in response.json().items() if name != "timing"}
         return response.status_code, headers, text
 
-    with real_server(model=str(model), **SETTINGS) as single:
+    with real_server(model=str(served.model), **served.settings) as single:
         for case in cases:
             assert told(replicas.client, *case) == told(single.client, *case), case
 
 
-def test_one_scrape_has_the_metrics_of_all_replicas(replicas: Replicas) -> None:
+def test_one_scrape_has_the_metrics_of_all_replicas(replicas: Replicas, served: Served) -> None:
     before = replicas.samples("ropewalk_request_success_total")
-    spread(lambda number: read(replicas.client, mixed(number, tokens=5)), 40, at_once=8)
+    spread(lambda number: read(replicas.client, served.mixed(number, tokens=5)), 40, at_once=8)
     after = replicas.samples("ropewalk_request_success_total")
     assert len(replicas.names()) == 2
     ended = [after[name]["length"] - before[name]["length"] for name in replicas.names()]
@@ -211,7 +234,7 @@ def test_a_client_that_goes_away_cancels_its_request(replicas: Replicas) -> None
     wait_until(replicas.is_idle, "nothing runs")
 
 
-def test_a_conversation_returns_to_what_is_cached(replicas: Replicas, model: Path) -> None:
+def test_a_conversation_returns_to_what_is_cached(replicas: Replicas, served: Served) -> None:
     def converse(client: httpx.Client, number: int) -> tuple[int, int]:
         prompt, looked_for, found = "the the the the the " * 4, 0, 0  # all begin alike
         for turn in range(5):
@@ -231,7 +254,7 @@ def test_a_conversation_returns_to_what_is_cached(replicas: Replicas, model: Pat
         looked_for, found = (sum(numbers) for numbers in zip(*counts, strict=True))
         return float(found / looked_for)
 
-    with real_server(model=str(model), **SETTINGS) as single:
+    with real_server(model=str(served.model), **served.settings) as single:
         alone = rate(single.client)
     together = rate(replicas.client)
     print(f"hit rate: one server {alone:.3f}, two replicas {together:.3f}")
@@ -254,19 +277,19 @@ def test_load_beyond_capacity_is_refused_while_the_rest_is_served(replicas: Repl
     statuses = Counter(status for _, status, _ in ends)
     print(statuses)
     assert statuses.keys() == {200, 429}
-    assert statuses[200] >= 2 * (SETTINGS["max_running"] + SETTINGS["max_queued"]) - 4  # type: ignore[operator]
+    assert statuses[200] >= 2 * (MAX_RUNNING + MAX_QUEUED) - 4
     assert all(retry is not None for _, status, retry in ends if status == 429)
     last = {kind: max(at for at, status, _ in ends if status == kind) for kind in statuses}
     assert last[429] < last[200], "a refusal took longer than the work"
     wait_until(replicas.is_idle, "nothing runs")
 
 
-def test_a_replica_that_dies_takes_nothing_along_in_silence(replicas: Replicas) -> None:
+def test_a_replica_that_dies_takes_nothing_along_in_silence(replicas: Replicas, served: Served) -> None:
     victim = replicas.engines()[0]
     done = threading.Semaphore(0)
 
     def ask(number: int) -> str:
-        end = read(replicas.client, mixed(number))
+        end = read(replicas.client, served.mixed(number))
         done.release()
         return end
 

@@ -1,0 +1,24 @@
+"""Which pages of other origins may call the API from a browser."""
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from service.logs import HEADER
+from service.settings import Settings
+
+
+def allow_origins(app: FastAPI, settings: Settings) -> None:
+    """Answer browsers' questions for those that the settings name, without the key, which they do not send with them.
+
+    Args:
+        app: what is added to it later is outside of this.
+        settings: of the server; without `cors_origins` nothing is added.
+    """
+    if settings.cors_origins is not None:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
+        )
