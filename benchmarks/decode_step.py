@@ -3,20 +3,22 @@
 For decode steps of several numbers of rows and prefill chunks of several lengths: milliseconds of both, interleaved,
 the minimum and the median, and what the machine itself can do in the same run: how fast it reads memory, how fast it
 multiplies bfloat16 matrices. Then a profile of the fused step: each kind of operator alone over the same shapes. Other
-processes spoil medians; minima less.
+processes spoil medians; minima less. Writes decode_step.json and decode_step.md.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.against_peers import cpu_name
 from model_patches.attention import PagedBatch
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.checkpoint import read_config
@@ -165,39 +167,57 @@ def profile(runs: Runs, step: Step, repetitions: int) -> dict[str, float]:
     return best
 
 
+def measure(repetitions: int, past: int) -> dict[str, Any]:
+    """The machine's limits, the times of all steps fused and unfused, the profiles of three fused ones."""
+    folder = resolve_model(None, cache_dir=default_cache_dir())
+    slots = max(max(DECODE_ROWS) * (past + PAGE_SIZE), max(CHUNKS)) + PAGE_SIZE
+    fused, unfused = (Runs(folder, slots // PAGE_SIZE * PAGE_SIZE, fuse=fuse) for fuse in (True, False))
+    results: dict[str, Any] = {"machine": limits(repetitions), "steps": {}, "profiles": {}}
+    for step in steps(past):
+        both = {"fused": lambda step=step: fused.forward(step), "unfused": lambda step=step: unfused.forward(step)}
+        results["steps"][step.name] = interleaved(both, repetitions)
+    for step in (steps(past)[0], steps(past)[2], steps(past)[-2]):
+        results["profiles"][step.name] = profile(fused, step, repetitions)
+    return results
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """The figures as Markdown."""
+    machine, steps, profiles = results["machine"], results["steps"], results["profiles"]
+    lines = [
+        f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct. Reads "
+        f"{machine['read_gb_s']:.1f} GB/s, multiplies bfloat16 at {machine['bf16_gf_s']:.0f} GFLOP/s.",
+        "",
+        "| step | fused ms, min / median | unfused ms, min / median | ratio of medians |",
+        "|---|---|---|---|",
+    ]
+    for name, times in steps.items():
+        ours, theirs = times["fused"], times["unfused"]
+        lines.append(
+            f"| {name} | {ours['min']:.1f} / {ours['median']:.1f} "
+            f"| {theirs['min']:.1f} / {theirs['median']:.1f} | {theirs['median'] / ours['median']:.2f} |"
+        )
+    lines += [
+        "",
+        "Milliseconds of a fused step, at best, each kind of operator alone over all layers:",
+        "",
+    ]
+    lines += ["| | " + " | ".join(profiles) + " |", "|---" * (1 + len(profiles)) + "|"]
+    for part in next(iter(profiles.values())):
+        lines.append(f"| {part} | " + " | ".join(f"{parts[part]:.2f}" for parts in profiles.values()) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--past", type=int, default=256, help="cached tokens of each decoding sequence")
-    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for decode_step.json and .md")
     arguments = parser.parse_args()
-    folder = resolve_model(None, cache_dir=default_cache_dir())
-    slots = max(max(DECODE_ROWS) * (arguments.past + PAGE_SIZE), max(CHUNKS)) + PAGE_SIZE
-    fused, unfused = (Runs(folder, slots // PAGE_SIZE * PAGE_SIZE, fuse=fuse) for fuse in (True, False))
-    machine = limits(arguments.repetitions)
-    print(f"reads {machine['read_gb_s']:.1f} GB/s, multiplies bfloat16 at {machine['bf16_gf_s']:.0f} GF/s")
-    print("| step | fused ms, min / median | unfused ms, min / median | ratio of medians |\n|---|---|---|---|")
-    results: dict[str, Any] = {"machine": machine, "steps": {}, "profiles": {}}
-    for step in steps(arguments.past):
-        timed = interleaved(
-            {"fused": lambda step=step: fused.forward(step), "unfused": lambda step=step: unfused.forward(step)},
-            arguments.repetitions,
-        )
-        results["steps"][step.name] = timed
-        ours, theirs = timed["fused"], timed["unfused"]
-        print(
-            f"| {step.name} | {ours['min']:.1f} / {ours['median']:.1f} "
-            f"| {theirs['min']:.1f} / {theirs['median']:.1f} | {theirs['median'] / ours['median']:.2f} |"
-        )
-    for step in (
-        Step("decode, 1 row", 1, 1, arguments.past),
-        Step("decode, 16 rows", 16, 1, arguments.past),
-        steps(0)[-2],
-    ):
-        results["profiles"][step.name] = parts = profile(fused, step, arguments.repetitions)
-        print(f"\n{step.name}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in parts.items()))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    results = measure(arguments.repetitions, arguments.past)
+    (arguments.out / "decode_step.json").write_text(json.dumps(results, indent=1) + "\n")
+    (arguments.out / "decode_step.md").write_text(report(results))
+    print(report(results))
 
 
 if __name__ == "__main__":
