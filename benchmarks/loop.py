@@ -13,7 +13,6 @@ import pstats
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.core import SamplingParams, Sequence
 from service.engine import batch
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.scaling.policy import Policy
@@ -39,19 +38,30 @@ from service.scheduler.scheduler import Scheduler
 VOCABULARY = 49152
 PAGE_SIZE = 16
 PROMPT = 256
+TURNS = 16  # steps with different logits; tokens repeat after them, as those of a text do
+STRIDE = 4096  # numbers, whole cache lines
 POLICY = Policy(RopeGeometry(rotary_dim=64, theta=1e5, original_length=8192, native_length=8192))
 
 
 class NoModel:
-    """A runner that does everything but compute."""
+    """A runner that does everything but compute. It copies no logits: neither greedy nor sampled rows write to them."""
 
-    def __init__(self, layers: list[KeyValuePages], logits: torch.Tensor) -> None:
+    def __init__(self, layers: list[KeyValuePages], numbers: torch.Tensor) -> None:
+        """
+        Args:
+            layers: of the pool.
+            numbers: [n], at least rows × vocabulary + `TURNS` × `STRIDE`; each step's logits begin at another of them,
+                so that it chooses other tokens than the one before.
+        """
         self._layers = layers
-        self._logits = logits
+        self._numbers = numbers
+        self._turn = 0
 
     def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
         tensors = batch.build(step, self._layers, lambda _: 0, torch.device("cpu"))
-        return self._logits[: len(tensors.logits_at)].clone()
+        self._turn = (self._turn + 1) % TURNS
+        start = self._turn * STRIDE
+        return self._numbers[start : start + len(tensors.logits_at) * VOCABULARY].view(-1, VOCABULARY)
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
         raise AssertionError(rerotation)
@@ -67,8 +77,8 @@ def decoding_engine(
     layers = allocate_pool(CacheShape(1, PAGE_SIZE, 1, 8, 8, torch.float32), 1, torch.device("cpu"))
     scheduler = Scheduler(pages, max_running=rows, max_batch_tokens=rows * PROMPT)
     # With this spread a distribution has 2.8 nats of entropy, which is about what a text's next token has.
-    logits = 4 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    engine = Engine(NoModel(layers, logits), scheduler, new_text_stream, metrics, 1)
+    numbers = 4 * torch.randn(rows * VOCABULARY + TURNS * STRIDE, generator=torch.Generator().manual_seed(0))
+    engine = Engine(NoModel(layers, numbers), scheduler, new_text_stream, metrics, 1)
     for row in range(rows):
         prompt = [100 + row] * PROMPT
         engine.add(Sequence(str(row), prompt, POLICY.choose(PROMPT, tokens), sampling, deliver=lambda _: None))
@@ -79,7 +89,7 @@ def decoding_engine(
 def make_engine(rows: int, sampling: SamplingParams) -> Engine:
     """One with a real detokeniser and real metrics."""
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(None, cache_dir=default_cache_dir())).backend_tokenizer
-    return decoding_engine(rows, sampling, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()))
+    return decoding_engine(rows, sampling, text_streams(tokenizer), Metrics(CollectorRegistry()))
 
 
 def measure(rows: int, steps: int, sampling: SamplingParams) -> float:

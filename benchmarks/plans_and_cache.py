@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from model_patches.rope_config import read_geometry
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
 from service.core import PageMove, Rerotation, SamplingParams, Sequence
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.engine.runner import ModelRunner
 from service.metrics import Metrics
@@ -69,9 +68,7 @@ class Rig:
     def engine(self, *, prefix_caching: bool) -> Engine:
         scheduler = Scheduler(self.pages, max_running=64, max_batch_tokens=512, prefix_caching=prefix_caching)
         tokenizer = self.loaded.tokenizer.backend_tokenizer
-        return Engine(
-            self.runner, scheduler, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry()), self.page_bytes
-        )
+        return Engine(self.runner, scheduler, text_streams(tokenizer), Metrics(CollectorRegistry()), self.page_bytes)
 
     def sequence(self, prompt: list[int], max_tokens: int, wish: RopeWish | None = None) -> Sequence:
         choice = self.policy.choose(len(prompt), max_tokens, wish)

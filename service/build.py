@@ -7,7 +7,6 @@ that cannot be served is refused before a port is opened; `load` reads the weigh
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from service.distributed.group import smallest
 from service.distributed.leader import Leader, LeadingRunner
 from service.distributed.place import ALONE, Place
 from service.distributed.refusals import check_split
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
 from service.engine.runner import ModelRunner, Runner, warm_up
@@ -332,7 +331,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
     engine = EngineThread(
         Engine(
-            *(runner, scheduler, partial(Detokenizer, tokenizer), metrics, shape.page_bytes),
+            *(runner, scheduler, text_streams(tokenizer), metrics, shape.page_bytes),
             max_draft=settings.num_speculative_tokens,
             max_rows_with_drafts=ROWS_THAT_COST_LITTLE[device.type],
         ),

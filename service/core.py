@@ -4,8 +4,9 @@ Verbs live elsewhere. The stage that sets a field is named beside it. No torch h
 """
 
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -91,8 +92,7 @@ class Timing:
     total: float
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One more token and the text that it completed: perhaps none, while a character or a stop string is under way.
 
     Log-probabilities are natural, and of the model's own distribution: see `service.engine.logprobs`.
@@ -144,17 +144,21 @@ class Segment(NamedTuple):
     plan: PositionPlan
 
 
-@dataclass
+@dataclass(init=False)
 class PageTable:
     """The pages that a sequence holds in one group of layers.
 
     Attributes:
         first: the number in the sequence of the first of them: those before it are behind the group's window.
-        pages: in order, without a gap.
+        pages: in order, without a gap; 32-bit numbers side by side, which a step's tensors copy as they are.
     """
 
     first: int
-    pages: list[int]
+    pages: "array[int]"
+
+    def __init__(self, first: int, pages: Iterable[int] = ()) -> None:
+        self.first = first
+        self.pages = array("i", pages)
 
     @property
     def end(self) -> int:
@@ -259,14 +263,17 @@ class Sequence:
         log-probability is to be told.
         """
         start, end = self.num_computed, self.num_computed + tokens
-        wanted = list(range(self.num_tokens - 1, end))
+        wanted = list(range(self.num_tokens - 1 - start, tokens))
         if self.sampling.prompt_logprobs is not None:
-            wanted = [*range(max(start, self.num_prompt_told - 1), min(end, len(self.prompt) - 1)), *wanted]
-        return [position - start for position in wanted]
+            told = range(max(start, self.num_prompt_told - 1), min(end, len(self.prompt) - 1))
+            wanted = [position - start for position in told] + wanted
+        return wanted
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens from start to stop (exclusive), counted over prompt, output and draft together."""
         length, known = len(self.prompt), self.num_tokens
+        if length <= start and stop <= known:
+            return self.output[start - length : stop - length]
         tokens = self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]
         return tokens + self.draft[: stop - known] if stop > known else tokens
 

@@ -5,7 +5,7 @@ Everything lives in the registry that is passed in, so that two servers in one p
 
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.core import FinishEvent, FinishReason, Rerotation, Sequence
+from service.histogram import BulkHistogram
 
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -125,8 +126,8 @@ class Metrics:
         self.first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
         )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_BUCKETS
+        self.inter_token = BulkHistogram(
+            "ropewalk_inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_BUCKETS, registry
         )
         self.latency = histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS)
         self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step.", REQUEST_BUCKETS)
@@ -185,14 +186,17 @@ class Metrics:
         if self.observer is not None:
             self.observer.rerotated(rerotation, seconds)
 
-    def observe_token(self, sequence: Sequence, now: float) -> None:
-        """Count one generated token; the sequence still holds the time of the one before it."""
-        self.generation_tokens.inc()
-        if sequence.last_token_time is None:
-            self.first_token.observe(now - sequence.arrival_time)
-            self._observe_prefix(sequence)
-        else:
-            self.inter_token.observe(now - sequence.last_token_time)
+    def observe_tokens(self, sequences: Collection[Sequence], now: float) -> None:
+        """Count a generated token of each of some sequences, which still hold the time of the one before it."""
+        self.generation_tokens.inc(len(sequences))
+        intervals = []
+        for sequence in sequences:
+            if sequence.last_token_time is None:
+                self.first_token.observe(now - sequence.arrival_time)
+                self._observe_prefix(sequence)
+            else:
+                intervals.append(now - sequence.last_token_time)
+        self.inter_token.observe(intervals)
 
     def _observe_prefix(self, sequence: Sequence) -> None:
         if sequence.num_prefix_tokens is None:

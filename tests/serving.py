@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +30,7 @@ from service.app import create_app
 from service.build import InspectedModel, LoadedServer
 from service.chat.template import ChatTemplate
 from service.core import Sequence
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
 from service.engine.thread import EngineThread
@@ -314,7 +313,7 @@ def fake_server(
     def load() -> LoadedServer:
         before_load()
         backend: Tokenizer = tokenizer.backend_tokenizer
-        core = Engine(parts.runner, parts.scheduler, partial(Detokenizer, backend), parts.metrics, page_bytes=100)
+        core = Engine(parts.runner, parts.scheduler, text_streams(backend), parts.metrics, page_bytes=100)
         engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)

@@ -2,10 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from functools import cache
 
 from tokenizers import Tokenizer, decoders
-from tokenizers.pre_tokenizers import ByteLevel
 
 from service.api.responses import (
     ChatLogprobs,
@@ -16,6 +14,7 @@ from service.api.responses import (
     TopToken,
 )
 from service.core import TokenEvent
+from service.engine.byte_level import byte_letters
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token for one byte, where the tokenizer falls back to them
 
@@ -27,7 +26,7 @@ class LogprobShapes:
         self._tokenizer = tokenizer
         self._letters: dict[str, int] = {}  # how a byte-level tokenizer writes bytes
         if isinstance(tokenizer.decoder, decoders.ByteLevel):
-            self._letters = _byte_letters()
+            self._letters = byte_letters()
 
     def text(self, token_id: int) -> str:
         """What a token says, with its space; bytes that are no character by themselves show as U+FFFD."""
@@ -92,13 +91,3 @@ class LogprobShapes:
 
     def _told(self, token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(token=self.text(token_id), logprob=logprob, bytes=self.bytes(token_id))
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-    assert letters.keys() == set(ByteLevel.alphabet())
-    return letters

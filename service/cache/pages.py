@@ -1,6 +1,8 @@
 """Which pages of the cache are free and which are held, and by how many. Knows numbers of pages; does not know what
 they hold, but for whether it is worth keeping."""
 
+from collections.abc import Sequence
+
 from service.cache.prefix import PrefixIndex
 
 
@@ -51,13 +53,13 @@ class PageAllocator:
         self._holders.update(dict.fromkeys(pages, 1))
         return pages
 
-    def share(self, pages: list[int]) -> None:
+    def share(self, pages: Sequence[int]) -> None:
         """Hold pages that the index knows, whoever else holds them."""
         for page in pages:
             self._kept.pop(page, None)
             self._holders[page] = self._holders.get(page, 0) + 1
 
-    def release(self, pages: list[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         """Give pages back, in the order of their sequence: the last ones are the first to be reused."""
         in_use = len(set(pages)) == len(pages) and self._holders.keys() >= set(pages)
         assert in_use, "a page was released that is not in use"

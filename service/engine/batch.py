@@ -63,27 +63,24 @@ def build(
     Returns:
         T = the sum of the step's tokens. Logits are asked for where `Sequence.logits_wanted` says so.
     """
-    counts = np.fromiter(step.values(), np.int64, len(step))
-    firsts = np.cumsum(counts) - counts
-    starts = np.fromiter((sequence.num_computed for sequence in step), np.int64, len(step))
+    token_ids: list[int] = []
+    logits_at: list[int] = []
+    start_of: list[int] = []
+    plan_row_of: list[int] = []
+    for sequence, tokens in step.items():
+        first, start = len(token_ids), sequence.num_computed
+        token_ids += sequence.tokens(start, start + tokens)
+        logits_at += [first + place for place in sequence.logits_wanted(tokens)]
+        start_of.append(start)
+        plan_row_of.append(plan_row(sequence.plan))
+    counts, starts = np.array([*step.values()]), np.array(start_of)
     rows = np.repeat(np.arange(len(step)), counts)
-    positions = np.arange(len(rows)) + (starts - firsts)[rows]
-    plan_rows = np.fromiter((plan_row(sequence.plan) for sequence in step), np.int64, len(step))
-    token_ids = [
-        token
-        for sequence, tokens in step.items()
-        for token in sequence.tokens(sequence.num_computed, sequence.num_computed + tokens)
-    ]
-    logits_at = [
-        first + place
-        for first, (sequence, tokens) in zip(firsts.tolist(), step.items(), strict=True)
-        for place in sequence.logits_wanted(tokens)
-    ]
+    positions = np.arange(len(rows)) + (starts - np.cumsum(counts) + counts)[rows]
     return StepTensors(
-        token_ids=_on(device, np.asarray(token_ids, np.int64)),
+        token_ids=_on(device, np.array(token_ids)),
         positions=_on(device, positions),
-        plan_rows=_on(device, plan_rows[rows]),
-        logits_at=_on(device, np.asarray(logits_at, np.int64)),
+        plan_rows=_on(device, np.array(plan_row_of)[rows]),
+        logits_at=_on(device, np.array(logits_at, np.int64)),
         batch=_page(step, positions, rows, starts, counts, layers, device, groups),
     )
 
@@ -112,30 +109,35 @@ def _page(
     """
     page_size = layers[0].keys.shape[1]
     pages, places = np.divmod(positions, page_size)
-    ends = starts + counts
+    lengths = starts + counts
 
-    def cumulative(lengths: Integers) -> torch.Tensor:
-        return _on(device, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    def cumulative(numbers: Integers) -> torch.Tensor:
+        return _on(device, np.concatenate([[0], np.cumsum(numbers)]).astype(np.int32))
 
     def placed(group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots and block table of one group of layers."""
         tables = [sequence.tables[group] for sequence in step]
-        lasts = [table.end for table in tables]
-        block_table = np.zeros((len(tables), max(lasts)), np.int32)
-        for row, table, last in zip(block_table, tables, lasts, strict=True):
-            row[table.first : last] = table.pages
+        ends = [table.end for table in tables]
+        # As bytes, for a numpy array takes longer to fill row by row than all the rest of a step to lay out.
+        page, width = np.dtype(np.int32).itemsize, max(ends)
+        padded = (
+            part
+            for table, end in zip(tables, ends, strict=True)
+            for part in (bytes(page * table.first), table.pages, bytes(page * (width - end)))
+        )
+        block_table = np.frombuffer(bytearray().join(padded), np.int32).reshape(len(tables), width)
         return _on(device, block_table[rows, pages].astype(np.int64) * page_size + places), _on(device, block_table)
 
     slots, block_table = placed(0)
     batch = PagedBatch(
         layers=layers,
         query_lengths=counts.tolist(),
-        key_lengths=ends.tolist(),
+        key_lengths=lengths.tolist(),
         slots=slots,
         block_table=block_table,
         cu_seq_q=cumulative(counts),
-        cu_seq_k=cumulative(ends),
-        seqused_k=_on(device, ends.astype(np.int32)),
+        cu_seq_k=cumulative(lengths),
+        seqused_k=_on(device, lengths.astype(np.int32)),
         window=groups[0].window if groups else None,
     )
     return batch if len(groups) <= 1 else _by_group(batch, groups, placed)

@@ -1,12 +1,16 @@
 """From token ids to text, a token at a time, and where a stop string ends it. Knows one sequence's text only."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
+
+from service.engine.byte_level import ByteLevelDetokenizer, TokenBytes
 
 REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not, or not yet, a character
 MOST_PENDING = 16  # tokens; no character takes so many, what has not become text by then never will
+MOST_CONTEXT = 8  # tokens that are decoded with the newest ones
 
 
 class TextStream(Protocol):
@@ -21,12 +25,20 @@ class TextStream(Protocol):
         ...
 
 
+def text_streams(tokenizer: Tokenizer) -> Callable[[frozenset[int]], TextStream]:
+    """What makes a detokeniser for each sequence, which shows the special tokens that it is given."""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return partial(ByteLevelDetokenizer, TokenBytes(tokenizer))
+    return partial(Detokenizer, tokenizer)
+
+
 class Detokenizer:
-    """Decodes the newest tokens together with those just before them; special tokens are left out, unless they are to
-    be seen.
+    """Decodes the newest tokens together with those just before them, whatever the tokenizer; special tokens are left
+    out, unless they are to be seen.
 
     What a token says can depend on its left neighbours: one character can take several tokens, and some tokenizers
-    drop the space that begins a text. Bytes of a character that is never completed are dropped.
+    drop the space that begins a text. Bytes of a character that is never completed are dropped. Tokens whose text is
+    out stay as context while they are few, for their text is known: seldom is a token decoded without a new one.
     """
 
     def __init__(self, tokenizer: Tokenizer, visible_token_ids: frozenset[int] = frozenset()) -> None:
@@ -38,29 +50,38 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._visible = visible_token_ids
         self._context: list[int] = []  # the latest tokens whose text is out
+        self._known = ""  # what they decode to
         self._pending: list[int] = []  # those since, whose text is not
 
     def push(self, token_id: int) -> str:
         if token_id in self._visible:
             text = self.flush() + (self._tokenizer.id_to_token(token_id) or "")
-            self._context, self._pending = [], []
+            self._context, self._known, self._pending = [], "", []
             return text
         self._pending.append(token_id)
-        text = self._pending_text()
+        tokens, whole, text = self._decode_pending()
         if len(self._pending) >= MOST_PENDING:
             text = text.rstrip(REPLACEMENT)
         elif not text or text.endswith(REPLACEMENT):
             return ""
-        self._context, self._pending = self._pending, []
+        if len(tokens) > MOST_CONTEXT:
+            tokens, whole = self._pending, self._decode(self._pending)
+        self._context, self._known, self._pending = tokens, whole, []
         return text
 
     def flush(self) -> str:
-        return self._pending_text().rstrip(REPLACEMENT)
+        _, _, text = self._decode_pending()
+        return text.rstrip(REPLACEMENT)
 
-    def _pending_text(self) -> str:
-        before, text = self._decode(self._context), self._decode(self._context + self._pending)
+    def _decode_pending(self) -> tuple[list[int], str, str]:
+        """The tokens that end with those whose text is not out, what they decode to, and what of that is new."""
+        tokens = self._context + self._pending
+        whole = self._decode(tokens)
+        if whole.startswith(self._known):
+            return tokens, whole, whole[len(self._known) :]
         # Where bytes decode in runs, an invalid one spoils valid ones before it.
-        return text[len(before) :] if text.startswith(before) else self._decode(self._pending)
+        whole = self._decode(self._pending)
+        return self._pending, whole, whole
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -93,6 +114,8 @@ class StopStrings:
         Returns:
             The text that is decided, and whether a stop string was met; that string and what follows it are dropped.
         """
+        if not self._stops:
+            return text, False
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:

@@ -143,8 +143,10 @@ class Engine:
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while computing a step")
         else:
             self.num_failures_in_a_row = 0
+            now = time.monotonic()
+            self._metrics.observe_tokens(chosen, now)
             for sequence, tokens in chosen.items():
-                self._take(sequence, tokens)
+                self._take(sequence, tokens, now)
             self._metrics.observe_step(composition)
             self.scheduler.pace.observe(composition.tokens - composition.decoding, time.perf_counter() - start)
         self._observe_load()
@@ -215,12 +217,14 @@ class Engine:
             chosen.setdefault(sequence, []).append((token, reported))
         return chosen
 
-    def _take(self, sequence: Sequence, tokens: list[tuple[int, TokenLogprobs]]) -> None:
-        """Advance a sequence by a token, and on as long as the draft has said what was chosen."""
+    def _take(self, sequence: Sequence, tokens: list[tuple[int, TokenLogprobs]], now: float) -> None:
+        """Advance a sequence by a token, which is counted already, and on while the draft has said what was chosen."""
         draft, sequence.draft = sequence.draft, []
         right = 0
         for guess, (token, reported) in zip_longest(draft, tokens):
-            self._advance_or_fail(sequence, token, reported)
+            if right:
+                self._metrics.observe_tokens((sequence,), now)
+            self._advance_or_fail(sequence, token, reported, now)
             if token != guess or sequence not in self._live:
                 break
             right += 1
@@ -231,18 +235,16 @@ class Engine:
         if (live := self._live.get(sequence)) is not None and live.lookup is not None:
             live.lookup.learn(len(draft), right)
 
-    def _advance_or_fail(self, sequence: Sequence, token: int, reported: TokenLogprobs) -> None:
+    def _advance_or_fail(self, sequence: Sequence, token: int, reported: TokenLogprobs, now: float) -> None:
         try:
-            self._advance(sequence, token, reported)
+            self._advance(sequence, token, reported, now)
         except Exception as error:
             logger.exception("request %s failed on token %d", sequence.request_id, token)
             if sequence in self._live:
                 self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while decoding a token")
 
-    def _advance(self, sequence: Sequence, token: int, reported: TokenLogprobs) -> None:
+    def _advance(self, sequence: Sequence, token: int, reported: TokenLogprobs, now: float) -> None:
         """Append a token to its sequence and report it; end the sequence if that was the last."""
-        now = time.monotonic()
-        self._metrics.observe_token(sequence, now)
         sequence.first_token_time = sequence.first_token_time or now
         sequence.last_token_time = now
         sequence.output.append(token)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from model_patches.kernels import ops
 from service import core
@@ -64,21 +65,24 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
     if not rows:
         return None
     sampled = [sequences[row] for row in rows]
-    draws: list[float] = []
+    numbers: list[tuple[float, ...]] = []
     for place, sequence in enumerate(sampled):
         earlier = sampled[:place].count(sequence) if sequence.draft else 0
-        draws.append(sequence.next_draw(earlier))
+        of = sequence.sampling
+        top_k = min(of.top_k or vocabulary, vocabulary)
+        numbers.append((max(of.temperature, LEAST_TEMPERATURE), top_k, of.top_p, of.min_p, sequence.next_draw(earlier)))
+    temperature, top_k, top_p, min_p, draws = np.array(numbers).T[..., None]
 
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+    def tensor(column: NDArray[np.float64], dtype: type[np.number]) -> torch.Tensor:
+        return torch.from_numpy(column.astype(dtype)).to(device)
 
     return SamplingTensors(
         rows=torch.tensor(rows, device=device),
-        temperature=column([max(s.sampling.temperature, LEAST_TEMPERATURE) for s in sampled]),
-        top_k=column([min(s.sampling.top_k or vocabulary, vocabulary) for s in sampled], torch.int64),
-        top_p=column([s.sampling.top_p for s in sampled]),
-        min_p=column([s.sampling.min_p for s in sampled]),
-        draws=column(draws, torch.float64),
+        temperature=tensor(temperature, np.float32),
+        top_k=tensor(top_k, np.int64),
+        top_p=tensor(top_p, np.float32),
+        min_p=tensor(min_p, np.float32),
+        draws=tensor(draws, np.float64),
     )
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from service import core
 from service.cache.pages import PageAllocator
 from service.core import Event, FinishEvent, FinishReason, PromptEvent, SamplingParams, Sequence, TokenEvent
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.engine.runner import Runner
 from service.evaluation.errors import EvaluationError
@@ -92,7 +92,7 @@ class Driver:
         self._engine = Engine(
             self._runner,
             self._new_scheduler(),
-            partial(Detokenizer, tokenizer),
+            text_streams(tokenizer),
             Metrics(CollectorRegistry()),
             page_bytes,
         )

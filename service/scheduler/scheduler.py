@@ -96,18 +96,23 @@ class Scheduler:
         self._start_waiting()
         step: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
-        order = sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.deadline))
-        decodes = bool(order) and order[0].num_uncomputed == 1
+        uncomputed = {sequence: sequence.num_uncomputed for sequence in self.running}
+        order = sorted(self.running, key=lambda s: (uncomputed[s] > 1, s.deadline))
+        decodes = bool(order) and uncomputed[order[0]] == 1
         for sequence in order:
-            if decodes and sequence.num_uncomputed > 1:
+            tokens = uncomputed[sequence]
+            if decodes and tokens > 1:
                 budget = min(budget, self.pace.tokens)
             room = min(sequence.num_computable - sequence.num_computed, budget)
-            tokens = min(sequence.num_uncomputed, room)
+            tokens = min(tokens, room)
             if sequence.sampling.prompt_logprobs is not None:
                 tokens = min(tokens, PROMPT_LOGITS_AT_ONCE)
-            if tokens > 0 and sequence in self.running and self._extend(sequence, step):
-                step[sequence] = tokens + self._keep_draft(sequence, room - tokens)
-                budget -= step[sequence]
+            # Without pages it had to give way to one before it.
+            if tokens > 0 and sequence.tables and self._extend(sequence, step):
+                if sequence.draft:
+                    tokens += self._keep_draft(sequence, room - tokens)
+                step[sequence] = tokens
+                budget -= tokens
         self._clock += sum(step.values())
         for sequence in step:
             if sequence.scheduled_time is None:
@@ -130,10 +135,14 @@ class Scheduler:
         Returns:
             The sequences that now need their next token.
         """
+        complete = []
         for sequence, tokens in step.items():
-            sequence.num_computed = min(sequence.num_computed + tokens, sequence.num_tokens)
+            known = sequence.num_tokens
+            sequence.num_computed = min(sequence.num_computed + tokens, known)
             self._prefixes.offer(sequence)
-        return [sequence for sequence in step if sequence.num_uncomputed == 0]
+            if sequence.num_computed == known:
+                complete.append(sequence)
+        return complete
 
     def _start_waiting(self) -> None:
         while self.waiting and len(self.running) < self._max_running:
@@ -177,7 +186,7 @@ class Scheduler:
         for group, table in enumerate(sequence.tables):
             missing = self.needs.end(group, table.first, tokens) - table.end
             if missing > 0:
-                table.pages += self.pages.allocate(missing)
+                table.pages.extend(self.pages.allocate(missing))
         sequence.num_placed = min(table.end for table in sequence.tables) * self.pages.page_size
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -199,12 +208,11 @@ class Scheduler:
         Returns:
             How many tokens of the draft are left.
         """
-        if sequence.draft:
-            more = self.pages.num_free // self.needs.groups * self.pages.page_size
-            free = sequence.num_placed + more - sequence.num_tokens
-            sequence.draft = sequence.draft[: max(0, min(room, free))]
-            if sequence.num_tokens + len(sequence.draft) > sequence.num_placed:
-                self._place(sequence, sequence.num_tokens + len(sequence.draft))
+        more = self.pages.num_free // self.needs.groups * self.pages.page_size
+        free = sequence.num_placed + more - sequence.num_tokens
+        sequence.draft = sequence.draft[: max(0, min(room, free))]
+        if sequence.num_tokens + len(sequence.draft) > sequence.num_placed:
+            self._place(sequence, sequence.num_tokens + len(sequence.draft))
         return len(sequence.draft)
 
     def _change_plan(self, sequence: Sequence) -> None:

@@ -213,7 +213,7 @@ def test_layers_with_a_rotation_of_their_own_keep_it(num_pages: int) -> None:
     before = [keys_of(engine, sequence, layer) for layer in range(3)]
     engine.engine.step()
     new = sequence.plan
-    assert (sequence.num_rerotations, sequence.tables[0].pages[:2] == pages[:2]) == (1, num_pages == 18)
+    assert (sequence.num_rerotations, list(sequence.tables[0].pages[:2]) == pages[:2]) == (1, num_pages == 18)
     after = [keys_of(engine, sequence, layer)[: len(keys)] for layer, keys in enumerate(before)]
     assert [len(keys) for keys in before] == [10, NATIVE_LENGTH, 10]  # the windows begin in the third page
     assert torch.equal(before[0], after[0])

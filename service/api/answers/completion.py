@@ -1,7 +1,6 @@
 """The shapes of POST /v1/completions."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from pydantic import BaseModel
 
@@ -113,4 +112,4 @@ def _first(pieces: Pieces) -> core.TokenEvent:
 
 
 def _with_text(tokens: Sequence[core.TokenEvent], pieces: Pieces) -> list[core.TokenEvent]:
-    return [replace(token, text=text) for token, (_, text) in zip(tokens, pieces, strict=False)]
+    return [token._replace(text=text) for token, (_, text) in zip(tokens, pieces, strict=False)]

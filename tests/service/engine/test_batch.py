@@ -91,7 +91,7 @@ def test_lengths_and_block_tables_say_where_each_sequence_lies(step_rows: list[R
     widest = max(len(sequence.tables[0].pages) for sequence in step)
     assert paged.block_table.shape == (len(step), widest)
     for table, sequence in zip(paged.block_table.tolist(), step, strict=True):
-        assert table == sequence.tables[0].pages + [0] * (widest - len(sequence.tables[0].pages))
+        assert table == [*sequence.tables[0].pages, *[0] * (widest - len(sequence.tables[0].pages))]
     assert paged.layers is layers
     int32 = {paged.block_table, paged.cu_seq_q, paged.cu_seq_k, paged.seqused_k}
     assert {tensor.dtype for tensor in int32} == {torch.int32}

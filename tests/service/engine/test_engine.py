@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core import FinishEvent, FinishReason, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
+from service.core import Event, FinishEvent, FinishReason, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
 from service.engine.detokenize import TextStream
 from service.scaling.policy import RopeWish
 from tests.fakes import PAGE_SIZE, ByteStream, EngineUnderTest, expected_output, next_token
@@ -368,6 +368,22 @@ def test_a_stage_that_was_never_reached_took_no_time(monkeypatch: pytest.MonkeyP
     for histogram in ("request_queue_time", "request_prefill_time", "time_to_first_token"):
         assert metric(under_test, f"{histogram}_seconds_count") == 0
     assert metric(under_test, "e2e_request_latency_seconds_count") == 1
+
+
+def test_a_requests_tokens_are_counted_before_it_is_told_of_its_end() -> None:
+    under_test = EngineUnderTest()
+    counted = []
+
+    def receive(event: Event) -> None:
+        if isinstance(event, FinishEvent):
+            names = ("generation_tokens_total", "inter_token_latency_seconds_count")
+            counted.append([metric(under_test, name) for name in names])
+
+    sequence = under_test.sequence("a", PROMPT)
+    sequence.deliver = receive
+    under_test.engine.add(sequence)
+    under_test.run()
+    assert counted == [[len(sequence.output), len(sequence.output) - 1]]
 
 
 def test_the_metrics_count_what_was_run() -> None:
