@@ -41,7 +41,8 @@ def rerotate(
     offset: int = 0,
     local_layers: Set[int] = frozenset(),
 ) -> None:
-    """Re-rotate keys and copy them, with their values, where source and target differ.
+    """Re-rotate keys and copy them, with their values, where source and target differ. From a plan to itself, pages are
+    only copied, bit for bit.
 
     Angles are float64, rounded to float32 once; the products are float32, rounded to the cache's dtype once.
 
@@ -56,14 +57,14 @@ def rerotate(
     """
     for start in range(0, len(pages.sources), PAGES_AT_A_TIME):
         some = PagesToMove(*(column[start : start + PAGES_AT_A_TIME].contiguous() for column in pages))
-        cos, sin = _waves(some.numbers, layers[0].keys.data.shape[1], old, new)
+        waves = None if old == new else _waves(some.numbers, layers[0].keys.data.shape[1], old, new)
         copied = some.sources != some.targets
         sources, targets = some.sources[copied], some.targets[copied]
         for number, layer in enumerate(layers):
-            if number in local_layers:
+            if waves is None or number in local_layers:
                 layer.keys.copy(sources, targets)
             else:
-                _rotate_pages(layer.keys, some, cos, sin, layout, offset)
+                _rotate_pages(layer.keys, some, *waves, layout, offset)
             layer.values.copy(sources, targets)
 
 

@@ -280,7 +280,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class PageMove:
-    """One page of a sequence on its way to another plan.
+    """One page of a sequence on its way to another plan, or to be copied.
 
     Attributes:
         source: the page that holds it now.
@@ -297,14 +297,15 @@ class PageMove:
 
 @dataclass(frozen=True)
 class Rerotation:
-    """Keys of one sequence that move from one plan to another, to be carried out before the next step.
+    """Keys of one sequence that move from one plan to another, or pages that are copied for it: to be carried out
+    before the next step.
 
     Attributes:
         sequence: whose they are.
         old: the plan that the sources are rotated under.
-        new: the plan that the targets will be.
+        new: the plan that the targets will be; the same where pages are only copied.
         moves: the pages.
-        tokens: how many tokens they hold.
+        tokens: how many tokens they hold, of those that the sequence has.
     """
 
     sequence: Sequence
@@ -312,3 +313,8 @@ class Rerotation:
     new: PositionPlan
     moves: list[PageMove]
     tokens: int
+
+    @property
+    def only_copies(self) -> bool:
+        """Whether no key is rotated."""
+        return self.old == self.new

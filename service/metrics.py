@@ -120,7 +120,9 @@ class Metrics:
         self.step_tokens = counter("step_tokens", "Tokens computed: of prompts, and those that decode.", "kind")
         self.step_seconds = histogram("step_seconds", "Time that a step spends in each phase.", STEP_BUCKETS, "phase")
         self._decoded, self._prefilled = self.step_tokens.labels("decode"), self.step_tokens.labels("prefill")
-        self._phases = {name: self.step_seconds.labels(name) for name in ("schedule", "rerotate", "forward", "sample")}
+        self._phases = {
+            name: self.step_seconds.labels(name) for name in ("schedule", "copy", "rerotate", "forward", "sample")
+        }
         self.step_failures = counter("step_failures", "Steps of the engine that raised an error.")
         self.step_under_way = gauge("step_under_way_seconds", "How long the step under way has been running.")
         self.first_token = histogram(

@@ -72,6 +72,7 @@ class FakeRunner:
         script: tokens that the model writes after a sequence's prompt before its usual ones; None for none.
         steps: every step so far, as {request id: number of tokens}.
         rerotations: every re-rotation so far.
+        copies: every time so far that pages were only copied.
     """
 
     num_pages: int
@@ -80,6 +81,7 @@ class FakeRunner:
     answer: Callable[[Iterable[int], Iterable[float]], int] = next_token
     steps: list[dict[str, int]] = field(default_factory=list)
     rerotations: list[Rerotation] = field(default_factory=list)
+    copies: list[Rerotation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._slots: list[Cell | None] = [None] * (self.num_pages * PAGE_SIZE)
@@ -109,10 +111,10 @@ class FakeRunner:
         return logits
 
     def rerotate(self, rerotation: Rerotation) -> None:
-        self.rerotations.append(rerotation)
+        (self.copies if rerotation.only_copies else self.rerotations).append(rerotation)
         contents = {move: self._page(move.source) for move in rerotation.moves}
         for before, (move, cells) in enumerate(contents.items()):
-            held = min(PAGE_SIZE, rerotation.tokens - before * PAGE_SIZE)  # only the last page can be partly filled
+            held = min(PAGE_SIZE, rerotation.tokens - before * PAGE_SIZE)  # only of the last page a part
             for place, cell in enumerate(cells[:held]):
                 assert cell is not None, "a key that was never written"
                 assert cell.plan == rerotation.old, "a key that is not rotated as said"

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from model_patches.plan import PositionPlan
+from service.cache.continuations import Continuations, PartOfPage
 from service.core import Segment
 
 
@@ -26,6 +27,20 @@ class Variant(NamedTuple):
     group: int = 0
 
 
+class Content(NamedTuple):
+    """The tokens of a full page.
+
+    Attributes:
+        before: the digest of all tokens before it; empty for a first page.
+        tokens: its own.
+        digest: of all tokens up to its end.
+    """
+
+    before: bytes
+    tokens: tuple[int, ...]
+    digest: bytes
+
+
 class CachedPage(NamedTuple):
     """A page that was found, and the plan that its keys are rotated under."""
 
@@ -38,6 +53,22 @@ def extend_digests(digests: list[bytes], tokens: Sequence[int], page_size: int) 
     for end in range((len(digests) + 1) * page_size, len(tokens) + 1, page_size):
         page = array("q", tokens[end - page_size : end]).tobytes()
         digests.append(hashlib.blake2b(page, key=digests[-1] if digests else b"", digest_size=16).digest())
+
+
+def content_of(digests: Sequence[bytes], tokens: Sequence[int], number: int) -> Content:
+    """What a page of a sequence holds.
+
+    Args:
+        digests: of the sequence's pages.
+        tokens: the page's own.
+        number: which of them it is, from 0.
+    """
+    return Content(digest_before(digests, number), tuple(tokens), digests[number])
+
+
+def digest_before(digests: Sequence[bytes], number: int) -> bytes:
+    """The digest of all tokens before a page."""
+    return digests[number - 1] if number else b""
 
 
 def history_until(history: Iterable[Segment], end: int) -> tuple[Segment, ...]:
@@ -59,7 +90,8 @@ class PrefixIndex:
         """
         self._page_size = page_size
         self._pages: dict[bytes, dict[Variant, int]] = {}
-        self._keys: dict[int, tuple[bytes, Variant]] = {}
+        self._keys: dict[int, tuple[Content, Variant]] = {}
+        self._continuations = Continuations()
 
     def __contains__(self, page: int) -> bool:
         return page in self._keys
@@ -67,20 +99,22 @@ class PrefixIndex:
     def __iter__(self) -> Iterator[int]:
         return iter(self._keys)
 
-    def add(self, page: int, digest: bytes, variant: Variant) -> None:
+    def add(self, page: int, content: Content, variant: Variant) -> None:
         """Make a full page known; where an equal one is known already, this one stays unknown."""
         assert page not in self._keys
-        variants = self._pages.setdefault(digest, {})
+        variants = self._pages.setdefault(content.digest, {})
         if variant not in variants:
             variants[variant] = page
-            self._keys[page] = (digest, variant)
+            self._keys[page] = (content, variant)
+            self._continuations.add((content.before, variant), content.tokens, page)
 
     def forget(self, page: int) -> None:
         """Make a page unknown: it is about to be written."""
-        digest, variant = self._keys.pop(page)
-        del self._pages[digest][variant]
-        if not self._pages[digest]:
-            del self._pages[digest]
+        content, variant = self._keys.pop(page)
+        self._continuations.remove((content.before, variant), content.tokens, page)
+        del self._pages[content.digest][variant]
+        if not self._pages[content.digest]:
+            del self._pages[content.digest]
 
     def find(
         self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int = 0
@@ -88,6 +122,16 @@ class PrefixIndex:
         """The longest run of pages, from the first, that went through a history and are rotated under a plan."""
         run = takewhile(lambda page: page is not None, self._look_up(digests, history, plan, group))
         return [page for page in run if page is not None]
+
+    def find_part(self, before: bytes, tokens: Sequence[int], variant: Variant) -> PartOfPage | None:
+        """The page of a variant of which most first tokens can be used.
+
+        Args:
+            before: the digest of all tokens before it.
+            tokens: those that follow them, as many as can be used.
+            variant: the page's; its history is the one of all its tokens.
+        """
+        return self._continuations.find((before, variant), tokens)
 
     def find_each(
         self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int

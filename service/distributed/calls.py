@@ -68,7 +68,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Rerotate:
-    """Move cached keys to another plan."""
+    """Move cached keys to another plan, or copy pages under the same."""
 
     old: PositionPlan
     new: PositionPlan

@@ -153,7 +153,7 @@ class Engine:
         return True
 
     def _rerotate(self, step: dict[Sequence, int]) -> bool:
-        """Carry out what has to be before the step; a sequence whose keys cannot be moved ends, the others go on.
+        """Carry out what has to be before the step; a sequence whose pages cannot be moved ends, the others go on.
 
         Returns:
             Whether all went well.
@@ -164,15 +164,17 @@ class Engine:
             if sequence not in self._live:
                 continue
             try:
-                with self._metrics.phase("rerotate"):
+                with self._metrics.phase("copy" if rerotation.only_copies else "rerotate"):
                     self._runner.rerotate(rerotation)
             except Exception as error:
-                logger.exception("request %s could not move to another plan", sequence.request_id)
+                logger.exception("pages of request %s could not be moved", sequence.request_id)
                 step.pop(sequence, None)
-                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while re-rotating keys")
+                doing = "copying pages" if rerotation.only_copies else "re-rotating keys"
+                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while {doing}")
                 went_well = False
             else:
-                self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
+                if not rerotation.only_copies:
+                    self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
         return went_well
 
     def _propose(self) -> None:

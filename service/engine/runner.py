@@ -32,7 +32,7 @@ class Runner(Protocol):
         ...
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
-        """Move cached keys to another plan."""
+        """Move cached keys to another plan, or copy pages under the same."""
         ...
 
 

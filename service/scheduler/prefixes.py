@@ -2,13 +2,13 @@
 sequences and the index of pages; does not decide who starts."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from model_patches.plan import PositionPlan
 from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
-from service.cache.prefix import CachedPage, Variant, extend_digests, history_until
+from service.cache.prefix import CachedPage, Variant, content_of, digest_before, extend_digests, history_until
 from service.core import PageMove, PageTable, Rerotation, Segment, Sequence
 
 
@@ -24,16 +24,32 @@ class CachedTable(NamedTuple):
     pages: list[CachedPage]
 
 
+class PartlyShared(NamedTuple):
+    """One further page that begins as a sequence goes on, but does not end so: the sequence gets a copy to write to.
+
+    Attributes:
+        tokens: how many of its first tokens are the sequence's; none where there is no such page.
+        pages: one for each group of layers.
+    """
+
+    tokens: int = 0
+    pages: tuple[int, ...] = ()
+
+
+NO_PART = PartlyShared()
+
+
 @dataclass(frozen=True)
 class Prefix:
     """Pages with which a sequence can start, and the state that it is in with them.
 
     Attributes:
-        length: pages of the sequence that it covers.
+        length: pages of the sequence that it covers as a whole.
         tables: for each group of layers, those of them that the token after the prefix sees.
         history: the sequence's, those segments included that the pages went through under others.
         stage: the segment of the history whose plan the pages are to be rotated under.
         others: how many of the pages were computed, or rotated on the way, otherwise than the sequence would have.
+        part: what there is of the next page.
     """
 
     length: int
@@ -41,6 +57,7 @@ class Prefix:
     history: list[Segment]
     stage: int
     others: int = 0
+    part: PartlyShared = NO_PART
 
     @property
     def plan(self) -> PositionPlan:
@@ -81,8 +98,10 @@ class Prefixes:
                 any_plan = self._of_any_history(sequence)
                 if any_plan.length > same_plan.length:
                     yield any_plan
-            if same_plan.length:
+            if same_plan.part.tokens:
                 yield same_plan
+            if same_plan.length:
+                yield replace(same_plan, part=NO_PART)
         yield self._nothing(sequence)
 
     def attach(self, sequence: Sequence, prefix: Prefix, spare: int) -> list[Rerotation] | None:
@@ -94,18 +113,19 @@ class Prefixes:
             spare: pages that must stay free.
 
         Returns:
-            What has to be re-rotated before the sequence's first step; None where there are too few free pages, and
-            then nothing has changed.
+            What has to be re-rotated or copied before the sequence's first step; None where there are too few free
+            pages, and then nothing has changed.
         """
-        needs, num_tokens = self._needs, sequence.num_tokens
+        needs, num_tokens, part = self._needs, sequence.num_tokens, prefix.part
         shared = [cached.page for table in prefix.tables for cached in table.pages]
         foreign = prefix.foreign
-        self._pages.share(shared)
+        held = [*shared, *part.pages]
+        self._pages.share(held)
         ends = [needs.end(group, table.first, num_tokens) for group, table in enumerate(prefix.tables)]
         needed = sum(end - table.first for table, end in zip(prefix.tables, ends, strict=True))
         missing = needed - len(shared) + len(foreign)
         if missing + spare > self._pages.num_free:
-            self._pages.release(shared)
+            self._pages.release(held)
             return None
         fresh = self._pages.allocate(missing)
         moves: dict[PositionPlan, list[PageMove]] = {}
@@ -124,17 +144,25 @@ class Prefixes:
             tables.append(PageTable(found.first, pages))
         # What is copied may be handed out already: it is written by the next step, or by a re-rotation that comes later
         # in the same list, which is carried out in order.
-        self._pages.release([cached.page for cached in foreign])
+        self._pages.release([*(cached.page for cached in foreign), *part.pages])
+        page_size = self._pages.page_size
         sequence.tables = tables
-        sequence.num_placed = min(ends) * self._pages.page_size
+        sequence.num_placed = min(ends) * page_size
         sequence.history, sequence.stage = prefix.history, prefix.stage
-        sequence.num_computed = prefix.length * self._pages.page_size
+        sequence.num_computed = prefix.length * page_size + part.tokens
         sequence.num_indexed = prefix.length
         sequence.num_private = prefix.length if prefix.others else 0
-        return [
-            Rerotation(sequence, old, prefix.plan, moved, len({move.number for move in moved}) * self._pages.page_size)
+        rerotations = [
+            Rerotation(sequence, old, prefix.plan, moved, len({move.number for move in moved}) * page_size)
             for old, moved in moves.items()
         ]
+        if part.tokens:
+            copies = [
+                PageMove(page, table.pages[prefix.length - table.first], prefix.length, group)
+                for group, (page, table) in enumerate(zip(part.pages, tables, strict=True))
+            ]
+            rerotations.append(Rerotation(sequence, prefix.plan, prefix.plan, copies, part.tokens))
+        return rerotations
 
     def offer(self, sequence: Sequence) -> None:
         """Make the full pages that a sequence has computed known to others."""
@@ -143,37 +171,58 @@ class Prefixes:
             return
         self._digest(sequence)
         for number in range(max(sequence.num_indexed, sequence.num_private), full):
-            history = history_until(sequence.history, (number + 1) * self._pages.page_size)
+            start, end = number * self._pages.page_size, (number + 1) * self._pages.page_size
+            content = content_of(sequence.page_digests, sequence.tokens(start, end), number)
+            history = history_until(sequence.history, end)
             for group, table in enumerate(sequence.tables):
                 page = table.pages[number - table.first] if number >= table.first else None
                 if page is not None and page not in self._pages.index:
-                    self._pages.index.add(page, sequence.page_digests[number], Variant(history, sequence.plan, group))
+                    self._pages.index.add(page, content, Variant(history, sequence.plan, group))
         sequence.num_indexed = full
 
     def _digest(self, sequence: Sequence) -> None:
         if len(sequence.page_digests) < sequence.num_tokens // self._pages.page_size:
             extend_digests(sequence.page_digests, sequence.tokens(0, sequence.num_tokens), self._pages.page_size)
 
-    def _usable(self, sequence: Sequence) -> list[bytes]:
-        end = min(sequence.num_tokens, sequence.choice.rungs[sequence.rung].max_length)
-        return sequence.page_digests[: (end - 1) // self._pages.page_size]
+    def _most(self, sequence: Sequence, stage: int) -> int:
+        """How many tokens a sequence can start with at most at a stage of its history."""
+        if stage + 1 < len(sequence.history):
+            return sequence.history[stage + 1].start - 1
+        return min(sequence.num_tokens, sequence.last_plan.max_length) - 1
 
     def _nothing(self, sequence: Sequence) -> Prefix:
         return Prefix(0, [CachedTable(0, []) for _ in self._needs.windows], sequence.history, 0)
 
     def _of_own_history(self, sequence: Sequence) -> Prefix:
         """Pages computed as this sequence would compute them, at the latest stage of its history that they reach."""
-        digests, page_size = self._usable(sequence), self._pages.page_size
+        for stage in range(len(sequence.history) - 1, -1, -1):
+            prefix = self._at_stage(sequence, stage)
+            if prefix.length * self._pages.page_size >= sequence.history[stage].start:
+                break  # at the first, which starts at 0, if at no other
+        return replace(prefix, part=self._part(sequence, prefix))
+
+    def _at_stage(self, sequence: Sequence, stage: int) -> Prefix:
+        """Full pages computed as this sequence would compute them, rotated as they are at a stage of its history."""
         history = sequence.history
-        for stage in range(len(history) - 1, -1, -1):
-            most = (history[stage + 1].start - 1) // page_size if stage + 1 < len(history) else len(digests)
-            plan = history[stage].plan
-            found = self._find(digests[:most], history, plan)
-            length = self._needs.longest_prefix(found)
-            if length and length * page_size >= history[stage].start:
-                own = [[None if page is None else CachedPage(page, plan) for page in pages] for pages in found]
-                return Prefix(length, self._tables(length, own), history, stage)
-        return self._nothing(sequence)
+        plan = history[stage].plan
+        digests = sequence.page_digests[: self._most(sequence, stage) // self._pages.page_size]
+        found = self._find(digests, history, plan)
+        length = self._needs.longest_prefix(found)
+        own = [[None if page is None else CachedPage(page, plan) for page in pages] for pages in found]
+        return Prefix(length, self._tables(length, own), history, stage)
+
+    def _part(self, sequence: Sequence, prefix: Prefix) -> PartlyShared:
+        """What there is, in every group, of the page after a prefix of a sequence's own history."""
+        before = digest_before(sequence.page_digests, prefix.length)
+        start = prefix.length * self._pages.page_size
+        end = min(self._most(sequence, prefix.stage), start + self._pages.page_size)
+        tokens, past = sequence.tokens(start, end), tuple(prefix.history[: prefix.stage + 1])
+        find = self._pages.index.find_part
+        found = [find(before, tokens, Variant(past, prefix.plan, group)) for group in range(self._needs.groups)]
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found):
+            return NO_PART
+        return PartlyShared(min(part.tokens for part in parts), tuple(part.page for part in parts))
 
     def _find(self, digests: list[bytes], history: list[Segment], plan: PositionPlan) -> list[list[int | None]]:
         """For each group what there is of its pages; of one that needs all of them the run from the first."""
@@ -190,7 +239,8 @@ class Prefixes:
     def _of_any_history(self, sequence: Sequence) -> Prefix:
         """Pages computed under any plans, for a sequence that has not been computed yet itself."""
         [own] = sequence.history
-        digests, page_size = self._usable(sequence), self._pages.page_size
+        page_size = self._pages.page_size
+        digests = sequence.page_digests[: self._most(sequence, 0) // page_size]
         run, past = self._pages.index.find_any(digests, own.plan)
         others = range(1, self._needs.groups)
         find = self._pages.index.find_each_rotated

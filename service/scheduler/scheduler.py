@@ -25,10 +25,10 @@ class Scheduler:
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
     by prompts that arrived while it could have been served. While requests decode, prompts get what `pace` says.
 
-    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others; of
-    layers that see a window only, for as many as it will ever need there. What falls behind a window is given back as
-    the sequence advances. When a running one needs a page and none is free, the youngest gives its pages back and is
-    computed again later; its output so far is kept.
+    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others, but a
+    last one that fits in part copied; of layers that see a window only, for as many as it will ever need there. What
+    falls behind a window is given back as the sequence advances. When a running one needs a page and none is free, the
+    youngest gives its pages back and is computed again later; its output so far is kept.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Scheduler:
             pages: where pages come from and return to.
             max_running: at most so many sequences run at a time.
             max_batch_tokens: at most so many tokens in a step; no less than max_running.
-            prefix_caching: whether full pages are kept for other sequences with the same beginning.
+            prefix_caching: whether full pages are kept for other sequences that begin alike.
             refresh_tokens: how many of the latest tokens are computed again after a re-rotation by growth.
             decode_step_seconds: how long a step that decodes should take, see `Pace`.
             windows: for each group of layers, how many of the latest tokens it sees, the token itself included; None

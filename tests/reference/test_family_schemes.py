@@ -48,7 +48,7 @@ def test_a_family_under_a_scheme(family: str, scheme: str) -> None:
     again = engine.add("again", [*beyond.prompt, 1, 2, 3], 10, wish)
     engine.run()
     assert [sequence.choice.mode for sequence in (below, beyond, grown)] == ["native", "static", "dynamic"]
-    assert (grown.num_rerotations, again.num_prefix_tokens) == (3, 96)
+    assert (grown.num_rerotations, again.num_prefix_tokens) == (3, 100)
     reference = tiny(FAMILIES[family])
     for sequence in (below, beyond, grown, again):
         assert_like_unrotated(engine, reference, sequence)

@@ -120,11 +120,14 @@ def test_such_mixes_share_grow_copy_run_out_of_pages_and_evict(monkeypatch: pyte
         Request(number, number // 2 % 2, 8, [1], 14, wish, None) for number, wish in enumerate([*WISHES, *WISHES[:3]])
     ]
     requests[3] = replace(requests[3], cancelled=12)
-    copies: list[PageMove] = []
+    requests[6] = replace(requests[6], shared=7)
+    copies: list[PageMove] = []  # on the way to another plan
+    parts: list[PageMove] = []  # of which a request takes its first tokens
     original = ModelRunner.rerotate
 
     def watched(runner: ModelRunner, rerotation: Rerotation) -> None:
-        copies.extend(move for move in rerotation.moves if move.source != move.target)
+        kind = parts if rerotation.only_copies else copies
+        kind.extend(move for move in rerotation.moves if move.source != move.target)
         original(runner, rerotation)
 
     monkeypatch.setattr(ModelRunner, "rerotate", watched)
@@ -133,5 +136,6 @@ def test_such_mixes_share_grow_copy_run_out_of_pages_and_evict(monkeypatch: pyte
     assert sum((sequence.num_prefix_tokens or 0) > 0 for sequence in sequences) >= 2
     assert max(sequence.num_rerotations for sequence in sequences) >= 3
     assert copies
+    assert parts
     assert engine.scheduler.num_preemptions > 0
     assert engine.pages.num_evictions > 0

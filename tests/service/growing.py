@@ -44,10 +44,11 @@ def expected_growing(prompt: list[int], count: int, choice: PlanChoice, refresh_
 
 
 class Step(NamedTuple):
-    """A step that was computed, as {request id: tokens}, and the re-rotations before it."""
+    """A step that was computed, as {request id: tokens}, and the re-rotations and mere copies before it."""
 
     tokens: dict[str, int]
     rerotations: list[Rerotation]
+    copies: list[Rerotation]
 
 
 @dataclass
@@ -102,7 +103,11 @@ class Load:
             if len(sequence.output) == sequence.sampling.max_tokens:
                 self.remove(sequence)
         self.pages.check()
-        return Step({sequence.request_id: tokens for sequence, tokens in step.items()}, rerotations)
+        return Step(
+            {sequence.request_id: tokens for sequence, tokens in step.items()},
+            [rerotation for rerotation in rerotations if not rerotation.only_copies],
+            [rerotation for rerotation in rerotations if rerotation.only_copies],
+        )
 
     def run(self) -> list[Step]:
         """Step until all have ended."""

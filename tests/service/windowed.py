@@ -72,8 +72,9 @@ class WindowedRunner:
         for move in rerotation.moves:
             for place in range(PAGE_SIZE):
                 cell = self._slots[move.source * PAGE_SIZE + place]
-                if move.number * PAGE_SIZE + place >= rerotation.tokens and rerotation.tokens % PAGE_SIZE:
-                    continue  # the last page is not full
+                first = 0 if rerotation.only_copies else move.number * PAGE_SIZE
+                if first + place >= rerotation.tokens and rerotation.tokens % PAGE_SIZE:
+                    continue  # the last page is not full, or not all of it is wanted
                 assert cell is not None
                 assert (cell.group, cell.plan) == (move.group, rerotation.old)
                 self._slots[move.target * PAGE_SIZE + place] = replace(cell, plan=rerotation.new)

@@ -240,7 +240,7 @@ class TestGrowthAndReuse:
     def test_a_cached_prefix_is_told_in_the_usage_of_every_route(self) -> None:
         with fake_server(prefix_caching=True) as server:
             body = {"prompt": PROMPT, "max_tokens": 2}
-            for cached in (0, 12):  # 16 tokens in pages of 4; one token at least is computed
+            for cached in (0, 15):  # of 16 tokens; one at least is computed
                 for route in ("/generate", "/v1/completions"):
                     if route == "/generate" or cached:
                         usage = server.client.post(route, json=body).json()["usage"]

@@ -10,9 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
-from service.cache.prefix import Variant
+from service.cache.prefix import Content, Variant
 
 VARIANT = Variant((), PositionPlan("default", 1.0, 64, (1.0,), 1.0))
+
+
+def content(number: int) -> Content:
+    """That of a first page, another for each number."""
+    return Content(b"", (number,) * 4, number.to_bytes(8, "big"))
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -48,7 +53,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def make_a_held_page_known(self, data: st.DataObject) -> None:
         page = data.draw(st.sampled_from(sorted({page for pages in self.held for page in pages})))
         if page not in self.known:
-            self.pages.index.add(page, self.num_digests.to_bytes(8, "big"), VARIANT)
+            self.pages.index.add(page, content(self.num_digests), VARIANT)
             self.num_digests += 1
             self.known.add(page)
 
@@ -139,7 +144,7 @@ def known(pages: PageAllocator, count: int) -> list[int]:
     """Pages that are held and that the index knows."""
     taken = pages.allocate(count)
     for page in taken:
-        pages.index.add(page, page.to_bytes(8, "big"), VARIANT)
+        pages.index.add(page, content(page), VARIANT)
     return taken
 
 
@@ -183,7 +188,7 @@ def test_a_page_with_two_holders_is_free_when_both_have_released_it() -> None:
     ("broken", "complaint"),
     [
         (lambda pages: pages.index.forget(next(iter(pages._kept))), "kept that the index does not know"),
-        (lambda pages: pages.index.add(pages._empty[0], b"", VARIANT), "knows a page that is empty"),
+        (lambda pages: pages.index.add(pages._empty[0], content(99), VARIANT), "knows a page that is empty"),
         (lambda pages: pages._empty.append(pages._empty[0]), "free twice"),
         (lambda pages: pages._empty.pop(), r"3 free \+ 2 used pages are not 6"),
         (lambda pages: pages._empty.append(next(iter(pages._holders))), "both free and used"),

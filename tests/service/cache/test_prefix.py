@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from model_patches.plan import PositionPlan
-from service.cache.prefix import CachedPage, PrefixIndex, Variant, extend_digests, history_until
+from service.cache.continuations import PartOfPage
+from service.cache.prefix import CachedPage, Content, PrefixIndex, Variant, content_of, extend_digests, history_until
 from service.core import Segment
 
 PAGE_SIZE = 4
@@ -28,12 +29,18 @@ def digests_of(tokens: list[int], page_size: int = PAGE_SIZE) -> list[bytes]:
     return digests
 
 
+def contents_of(tokens: list[int], page_size: int = PAGE_SIZE) -> list[Content]:
+    digests = digests_of(tokens, page_size)
+    starts = range(0, len(tokens) - page_size + 1, page_size)
+    return [content_of(digests, tokens[start : start + page_size], number) for number, start in enumerate(starts)]
+
+
 def add_run(
-    index: PrefixIndex, pages: list[int], digests: list[bytes], history: list[Segment], rotated: PositionPlan
+    index: PrefixIndex, pages: list[int], contents: list[Content], history: list[Segment], rotated: PositionPlan
 ) -> None:
     """Make pages known, the first ones of a sequence with such a history."""
     for number, page in enumerate(pages):
-        index.add(page, digests[number], Variant(history_until(history, (number + 1) * PAGE_SIZE), rotated))
+        index.add(page, contents[number], Variant(history_until(history, (number + 1) * PAGE_SIZE), rotated))
 
 
 # Digests
@@ -80,11 +87,12 @@ def test_a_history_ends_with_the_segment_that_holds_the_last_token() -> None:
 def index() -> PrefixIndex:
     """Pages 0 to 4 of one sequence: unscaled until 10, then under P1, all rotated under P1."""
     index = PrefixIndex(PAGE_SIZE)
-    add_run(index, [0, 1, 2, 3, 4], DIGESTS, GROWN, P1)
+    add_run(index, [0, 1, 2, 3, 4], CONTENTS, GROWN, P1)
     return index
 
 
 DIGESTS = digests_of(list(range(20)))
+CONTENTS = contents_of(list(range(20)))
 GROWN = [Segment(0, P0), Segment(10, P1)]
 
 
@@ -122,12 +130,12 @@ def test_a_page_that_was_forgotten_ends_the_run_until_an_equal_one_is_added(inde
     assert 2 not in index
     assert sorted(index) == [0, 1, 3, 4]
     assert index.find(DIGESTS, GROWN, P1) == [0, 1]
-    index.add(9, DIGESTS[2], Variant(tuple(GROWN), P1))
+    index.add(9, CONTENTS[2], Variant(tuple(GROWN), P1))
     assert index.find(DIGESTS, GROWN, P1) == [0, 1, 9, 3, 4]
 
 
 def test_of_two_equal_pages_the_first_is_known_and_the_second_stays_unknown(index: PrefixIndex) -> None:
-    index.add(9, DIGESTS[2], Variant(tuple(GROWN), P1))
+    index.add(9, CONTENTS[2], Variant(tuple(GROWN), P1))
     assert 9 not in index
     index.forget(2)
     assert index.find(DIGESTS, GROWN, P1) == [0, 1]
@@ -147,15 +155,15 @@ def test_pages_of_any_history_and_rotation_are_found(index: PrefixIndex) -> None
 
 
 def test_the_longest_run_is_found_then_the_one_with_most_pages_under_the_wanted_plan(index: PrefixIndex) -> None:
-    add_run(index, [10, 11, 12], DIGESTS, [Segment(0, P2)], P2)
+    add_run(index, [10, 11, 12], CONTENTS, [Segment(0, P2)], P2)
     assert [cached.page for cached in index.find_any(DIGESTS, P2)[0]] == [0, 1, 2, 3, 4]
     assert index.find_any(DIGESTS[:3], P2) == ([CachedPage(page, P2) for page in (10, 11, 12)], (Segment(0, P2),))
     assert [cached.page for cached in index.find_any(DIGESTS[:3], P1)[0]] == [0, 1, 2]
 
 
 def test_of_pages_that_went_through_the_same_the_one_under_the_wanted_plan_is_taken(index: PrefixIndex) -> None:
-    index.add(10, DIGESTS[0], Variant((Segment(0, P0),), P0))
-    index.add(11, DIGESTS[2], Variant(tuple(GROWN), P2))
+    index.add(10, CONTENTS[0], Variant((Segment(0, P0),), P0))
+    index.add(11, CONTENTS[2], Variant(tuple(GROWN), P2))
     assert [cached.page for cached in index.find_any(DIGESTS, P0)[0]] == [10, 1, 2, 3, 4]
     assert [cached.page for cached in index.find_any(DIGESTS, P2)[0]] == [0, 1, 11, 3, 4]
     assert [cached.page for cached in index.find_any(DIGESTS, P1)[0]] == [0, 1, 2, 3, 4]
@@ -164,22 +172,22 @@ def test_of_pages_that_went_through_the_same_the_one_under_the_wanted_plan_is_ta
 def test_a_run_does_not_go_on_with_a_page_whose_past_was_computed_otherwise() -> None:
     index = PrefixIndex(PAGE_SIZE)
     # Two sequences: one unscaled for eight tokens, one that moved to P1 in the middle of its first page.
-    add_run(index, [0, 1], DIGESTS, [Segment(0, P0)], P0)
+    add_run(index, [0, 1], CONTENTS, [Segment(0, P0)], P0)
     late = [Segment(0, P0), Segment(2, P1)]
-    add_run(index, [2, 3, 4], DIGESTS, late, P1)
+    add_run(index, [2, 3, 4], CONTENTS, late, P1)
     assert index.find_any(DIGESTS, P2) == ([CachedPage(page, P1) for page in (2, 3, 4)], tuple(late))
     index.forget(2)
     assert index.find_any(DIGESTS, P2) == ([CachedPage(page, P0) for page in (0, 1)], (Segment(0, P0),))
 
 
 def test_pages_of_another_group_of_layers_are_others() -> None:
-    index, [digest, after] = PrefixIndex(PAGE_SIZE), digests_of(list(range(2 * PAGE_SIZE)))
+    index, [first, second] = PrefixIndex(PAGE_SIZE), CONTENTS[:2]
     one, other = plan(1), plan(2)
     past = (Segment(0, one),)
     for page, variant in enumerate([Variant(past, one), Variant(past, one, 1), Variant(past, other, 1)]):
-        index.add(page, digest, variant)
-    index.add(3, after, Variant(past, one, 2))
-    digests = [digest, after]
+        index.add(page, first, variant)
+    index.add(3, second, Variant(past, one, 2))
+    digests = DIGESTS[:2]
     assert index.find(digests, past, one) == [0]
     assert index.find_any(digests, other) == ([CachedPage(0, one)], past)
     assert index.find_each(digests, past, other, 1) == [2, None]
@@ -187,6 +195,44 @@ def test_pages_of_another_group_of_layers_are_others() -> None:
     assert index.find_each_rotated(digests, past, other, 1) == [CachedPage(2, other), None]
     assert index.find_each_rotated(digests, past, one, 1) == [CachedPage(1, one), None]
     assert index.find_each_rotated(digests, (Segment(0, other),), one, 1) == [None, None]
+
+
+# find_part
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "history", "rotated", "group", "found"),
+    [
+        (DIGESTS[1], [8, 9, 0], GROWN, P1, 0, PartOfPage(2, 2)),
+        (DIGESTS[1], [8, 9, 10], GROWN, P1, 0, PartOfPage(2, 3)),
+        (b"", [0], [Segment(0, P0)], P1, 0, PartOfPage(0, 1)),
+        (DIGESTS[1], [9, 9], GROWN, P1, 0, None),
+        (DIGESTS[1], [], GROWN, P1, 0, None),
+        (DIGESTS[0], [8, 9], GROWN, P1, 0, None),  # after another beginning
+        (DIGESTS[1], [8, 9], [Segment(0, P0)], P1, 0, None),  # computed otherwise, in its second half
+        (DIGESTS[1], [8, 9], GROWN, P0, 0, None),
+        (DIGESTS[1], [8, 9], GROWN, P1, 1, None),
+    ],
+)
+def test_a_part_of_a_page_is_found_after_the_same_beginning_in_the_same_variant(
+    index: PrefixIndex,
+    before: bytes,
+    tokens: list[int],
+    history: list[Segment],
+    rotated: PositionPlan,
+    group: int,
+    found: PartOfPage | None,
+) -> None:
+    assert index.find_part(before, tokens, Variant(tuple(history), rotated, group)) == found
+
+
+def test_no_part_is_found_of_a_page_that_was_forgotten_nor_of_one_that_stayed_unknown(index: PrefixIndex) -> None:
+    variant = Variant(tuple(GROWN), P1)
+    index.add(9, CONTENTS[2], variant)  # an equal one is known
+    index.forget(2)
+    assert index.find_part(DIGESTS[1], [8, 9], variant) is None
+    index.add(9, CONTENTS[2], variant)
+    assert index.find_part(DIGESTS[1], [8, 9], variant) == PartOfPage(9, 2)
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -206,10 +252,10 @@ class IndexMachine(RuleBasedStateMachine):
     )
     def add_a_sequence(self, tokens: list[int], starts: list[int], plans: list[PositionPlan], rotated: int) -> None:
         history = [Segment(start, own) for start, own in zip([0, *sorted(starts)], plans, strict=False)]
-        for number, digest in enumerate(digests_of(tokens, 2)):
+        for number, content in enumerate(contents_of(tokens, 2)):
             end = 2 * (number + 1)
             new = (tokens[:end], history_until(history, end), plans[rotated])
-            self.index.add(self.num_added, digest, Variant(new[1], new[2]))
+            self.index.add(self.num_added, content, Variant(new[1], new[2]))
             assert (self.num_added in self.index) == (new not in self.known.values())
             if self.num_added in self.index:
                 self.known[self.num_added] = new
@@ -246,6 +292,26 @@ class IndexMachine(RuleBasedStateMachine):
             end = 2 * (number + 1)
             assert self.known[page] == (tokens[:end], history_until(history, end), rotated)
         assert len(pages) == self.longest(tokens)
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=8), variant=st.integers(0, 99))
+    def find_part(self, tokens: list[int], variant: int) -> None:
+        variants = sorted({known[1:] for known in self.known.values()}, key=repr)
+        if not variants:
+            return
+        past, rotated = variants[variant % len(variants)]
+        start = (len(tokens) - 1) // 2 * 2
+        digests = digests_of(tokens[:start], 2)
+        found = self.index.find_part(digests[-1] if digests else b"", tokens[start:], Variant(past, rotated))
+        parts = {
+            page: 1 + (known[0] == tokens)
+            for page, known in self.known.items()
+            if known[1:] == (past, rotated)
+            and len(known[0]) == start + 2
+            and known[0][: start + 1] == tokens[: start + 1]
+        }
+        assert (found is None) == (not parts)
+        if found is not None:
+            assert found.tokens == parts[found.page] == max(parts.values())
 
     def longest(self, tokens: list[int]) -> int:
         """How many pages from the first went through one history."""

@@ -57,3 +57,13 @@ def test_a_re_rotation_names_plans_and_pages_and_no_sequence() -> None:
     call: Rerotate = travelled(Rerotate.of(Rerotation(sequence(20, 8, 2, [3, 4]), old, new, moves, 8)))
     assert (call.old, call.new, call.moves) == (old, new, moves)
     assert call.new.inv_freq == new.inv_freq
+
+
+def test_a_copy_travels_as_a_re_rotation_to_the_same_plan() -> None:
+    plan = POLICY.choose(20, 10).plan
+    moves = [PageMove(3, 5, 1), PageMove(4, 6, 1, group=1)]
+    copy = Rerotation(sequence(20, 6, 1, [2, 5]), plan, plan, moves, 2)
+    call: Rerotate = travelled(Rerotate.of(copy))
+    assert copy.only_copies
+    assert call.moves == moves
+    assert call.old == call.new

@@ -721,6 +721,40 @@ def test_the_metrics_tell_where_prefixes_came_from() -> None:
     assert metric(under_test, "rerotated_tokens_total") == 8
 
 
+def test_a_part_of_a_page_is_a_hit_of_so_many_tokens_and_no_re_rotation() -> None:
+    under_test, prompt = EngineUnderTest(), [*range(40, 56)]
+    for name in ("first", "again"):
+        under_test.engine.add(under_test.sequence(name, prompt))
+        under_test.run()
+    assert len(under_test.runner.copies) == 1
+    assert metric(under_test, "prefix_cache_hits_total", kind="same-plan") == 15
+    assert metric(under_test, "rerotations_total") == metric(under_test, "rerotated_tokens_total") == 0
+    assert metric(under_test, "rerotation_seconds_count") == 0
+    assert metric(under_test, "step_seconds_count", phase="copy") == 1
+    assert metric(under_test, "step_seconds_count", phase="rerotate") == 0
+    assert under_test.token_ids("again") == under_test.token_ids("first") == expected_output(prompt, 8)
+
+
+def test_a_request_whose_page_cannot_be_copied_ends_with_an_error_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    under_test, prompt = EngineUnderTest(), [*range(40, 56)]
+    under_test.engine.add(under_test.sequence("first", prompt))
+    under_test.run()
+
+    def failing(rerotation: Rerotation) -> None:
+        raise MemoryError(rerotation.sequence.request_id)
+
+    monkeypatch.setattr(under_test.runner, "rerotate", failing)
+    under_test.engine.add(under_test.sequence("broken", prompt))
+    under_test.engine.add(under_test.sequence("other", prompt[1:]))
+    under_test.run()
+    [end] = under_test.ends("broken")
+    assert (end.reason, end.error) == (FinishReason.ERROR, "MemoryError while copying pages")
+    assert under_test.token_ids("other") == expected_output(prompt[1:], 8)
+    assert under_test.pages.num_used == 0
+
+
 def test_the_pace_hears_of_each_step_how_much_of_prompts_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     under_test, heard = EngineUnderTest(), []
     monkeypatch.setattr(

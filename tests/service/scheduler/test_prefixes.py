@@ -5,7 +5,7 @@ import pytest
 from service.core import PageMove, Segment, Sequence
 from service.scaling.policy import RopeWish
 from service.scheduler.prefixes import Prefixes
-from tests.service.growing import POLICY, REPREFILL, Load, answer, expected_growing
+from tests.service.growing import POLICY, REPREFILL, Load, Step, answer, expected_growing
 
 PROMPT = list(range(20, 29))  # two full pages and a token
 STATIC = RopeWish(factor=4.0)
@@ -52,7 +52,7 @@ def test_shared_pages_are_the_same_pages_and_what_follows_is_written_elsewhere()
     assert_as_alone(first, second)
 
 
-@pytest.mark.parametrize(("length", "found"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (10, 8)])
+@pytest.mark.parametrize(("length", "found"), [(1, 0), (3, 2), (4, 3), (5, 4), (8, 7), (9, 8), (10, 8)])
 def test_at_least_one_token_is_computed(length: int, found: int) -> None:
     load = Load()
     load.add("first", list(range(10)))
@@ -137,6 +137,118 @@ def test_a_prompt_is_found_as_far_as_its_chunks_have_come() -> None:
     load.run()
     assert second.num_prefix_tokens == 4
     assert_as_alone(second)
+
+
+# A part of a page
+
+
+def copies_of(step: Step) -> list[tuple[PageMove, int]]:
+    """The pages that are copied before a step, each with how many of its tokens are wanted."""
+    return [(move, copy.tokens) for copy in step.copies for move in copy.moves]
+
+
+@pytest.mark.parametrize("same", range(12))
+def test_a_request_is_found_down_to_the_token(same: int) -> None:
+    load = Load()
+    load.add("first", list(range(12)), wish=STATIC)
+    load.run()
+    second = load.add("second", [*range(same), 99, 99, 99], wish=STATIC, max_tokens=3)
+    assert load.step().tokens == {"second": 3}
+    assert second.num_prefix_tokens == same
+    load.run()
+    assert_as_alone(second)
+
+
+def test_the_page_of_which_a_part_fits_is_copied_and_its_copy_written() -> None:
+    load = Load()
+    first = load.add("first", list(range(12)), max_tokens=8, wish=STATIC)
+    load.step()
+    second = load.add("second", [*range(10), 99, 99, 99], max_tokens=3, wish=STATIC)
+    step = load.step()
+    [source, target] = first.tables[0].pages[2], second.tables[0].pages[2]
+    assert (step.rerotations, copies_of(step)) == ([], [(PageMove(source, target, 2), 2)])
+    assert source != target
+    assert [load.pages.holders(page) for page in first.tables[0].pages[:3]] == [2, 2, 1]
+    assert second.num_rerotations == second.num_other_plan_prefix_tokens == 0
+    load.run()
+    third = load.add("third", [*range(10), 99, 99, 7], wish=STATIC)
+    load.run()
+    assert third.num_prefix_tokens == 12  # the copy, once full, is found like any page
+    assert_as_alone(first, second, third)
+
+
+def test_of_several_pages_the_one_that_fits_longest_is_copied() -> None:
+    load = Load()
+    for number, tail in enumerate(([1, 2, 3, 4], [1, 2, 9, 9], [1, 7, 7, 7], [8, 8, 8, 8])):
+        load.add(f"{number}", [*PROMPT[:4], *tail])
+    load.run()
+    sequence = load.add("a", [*PROMPT[:4], 1, 2, 9, 1, 1])
+    load.run()
+    assert sequence.num_prefix_tokens == 7
+    assert_as_alone(sequence)
+
+
+def test_no_part_is_taken_of_a_page_of_another_plan_nor_of_one_that_grew_on_the_way() -> None:
+    load = Load()
+    load.add("unscaled", PROMPT)
+    load.run()
+    static = load.add("static", PROMPT[:7], wish=STATIC)
+    load.run()
+    assert static.num_prefix_tokens == 0
+    load = Load(num_pages=5)  # nothing unscaled is kept
+    grown = load.add("grown", PROMPT, max_tokens=6)
+    load.run()
+    assert grown.num_rerotations > 0
+    unscaled = load.add("unscaled", PROMPT[:7])
+    load.run()
+    assert unscaled.num_prefix_tokens == 0
+    assert_as_alone(static, grown, unscaled)
+
+
+def test_no_part_reaches_into_the_next_plan() -> None:
+    load = Load()
+    load.add("unscaled", PROMPT)
+    load.run()
+    sequence = load.add("a", PROMPT, max_tokens=8, wish=ANY_PLAN)
+    load.run_until(sequence, 12)
+    load.scheduler._preempt_youngest({})
+    steps = load.run()
+    # Two unscaled pages are there, but a token is left to compute before it moves on at eight.
+    assert [tokens for _, tokens in copies_of(steps[0])] == [3]
+    assert [step.tokens for step in steps[:2]] == [{"a": 1}, {"a": 5}]
+    assert [len(step.rerotations) for step in steps[:2]] == [0, 1]
+    assert_as_its_history(sequence)
+
+
+def test_where_a_page_to_copy_would_take_the_last_room_it_is_done_without() -> None:
+    load = Load(num_pages=4)
+    load.add("first", list(range(12)), wish=STATIC)
+    load.run()
+    held = load.pages.allocate(1)
+    assert (load.pages.num_kept, load.pages.num_evictions) == (3, 0)
+    # All three pages are needed: the third to write to, so that it cannot be held to be copied.
+    sequence = load.add("a", [*range(10), 99], max_tokens=2, wish=STATIC)
+    step = load.step()
+    assert (step.tokens, step.copies, sequence.num_prefix_tokens) == ({"a": 3}, [], 8)
+    load.pages.release(held)
+    load.run()
+    assert_as_alone(sequence)
+
+
+def test_what_was_copied_is_let_go_where_its_sequence_has_to_wait() -> None:
+    load = Load(num_pages=5)
+    running = load.add("running", PROMPT, max_tokens=5)
+    load.step()
+    waiting = load.add("waiting", [*PROMPT[:6], 1, 2, 3])
+    free, kept = load.pages.num_free, load.pages.num_kept
+    prefixes = Prefixes(load.pages, load.scheduler.needs, enabled=True)
+    assert [prefix.part.tokens for prefix in prefixes.candidates(waiting)] == [2, 0, 0]
+    for prefix in prefixes.candidates(waiting):
+        assert prefixes.attach(waiting, prefix, spare=1) is None
+        assert (load.pages.num_free, load.pages.num_kept) == (free, kept)
+        assert [load.pages.holders(page) for page in running.tables[0].pages] == [1, 1, 1]
+    load.run()
+    assert_as_alone(running, waiting)
 
 
 # What is kept

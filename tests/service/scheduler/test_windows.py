@@ -65,7 +65,7 @@ def test_a_prefix_needs_all_of_the_global_pages_and_the_window_of_the_others() -
     load.step()
     assert second.num_prefix_tokens == 16
     windowed = [page for page in load.pages.index if load.pages.index._keys[page][1].group == 1]
-    by_digest = {load.pages.index._keys[page][0]: page for page in windowed}
+    by_digest = {load.pages.index._keys[page][0].digest: page for page in windowed}
     # Without the second page it is found still: the seventeenth token sees places 11 to 16.
     pages = [by_digest[digest] for digest in second.page_digests[:4]]
     forget(load, pages[1])
@@ -130,6 +130,27 @@ def test_pages_of_other_plans_are_copied_in_every_group() -> None:
     load.run()
     assert (second.num_prefix_tokens, second.num_other_plan_prefix_tokens) == (8, 8)
     assert_as_its_history(second)
+
+
+def test_a_part_of_a_page_is_copied_in_every_group_or_in_none() -> None:
+    load = WindowedLoad(windows=(None, 6))
+    load.add("first", PROMPT, wish=STATIC)
+    load.run()
+    second = load.add("second", [*PROMPT[:14], 1, 1], max_tokens=4, wish=STATIC)
+    [copy] = load.step().copies
+    assert copy.tokens == 2
+    assert [(move.group, move.number) for move in copy.moves] == [(0, 3), (1, 3)]
+    assert second.num_prefix_tokens == 14
+    load.run()
+    # Without the windowed page of that number it is found up to the page before.
+    [windowed] = [move.source for move in copy.moves if move.group == 1]
+    forget(load, windowed)
+    third = load.add("third", [*PROMPT[:14], 2, 2], max_tokens=4, wish=STATIC)
+    fourth = load.add("fourth", [*PROMPT[:14], 1, 1, 1], max_tokens=4, wish=STATIC)
+    load.run()
+    assert (third.num_prefix_tokens, fourth.num_prefix_tokens) == (14, 16)  # of the second's copy
+    assert_as_its_history(second)
+    assert_as_its_history(third)
 
 
 def test_a_draft_takes_no_more_pages_than_are_free_in_all_groups() -> None:
