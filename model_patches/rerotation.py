@@ -41,8 +41,7 @@ def rerotate(
     offset: int = 0,
     local_layers: Set[int] = frozenset(),
 ) -> None:
-    """Re-rotate keys and copy them, with their values, where source and target differ. From a plan to itself, pages are
-    only copied, bit for bit.
+    """Re-rotate keys and copy them, with their values, where source and target differ.
 
     Angles are float64, rounded to float32 once; the products are float32, rounded to the cache's dtype once.
 
@@ -57,15 +56,28 @@ def rerotate(
     """
     for start in range(0, len(pages.sources), PAGES_AT_A_TIME):
         some = PagesToMove(*(column[start : start + PAGES_AT_A_TIME].contiguous() for column in pages))
-        waves = None if old == new else _waves(some.numbers, layers[0].keys.data.shape[1], old, new)
+        cos, sin = _waves(some.numbers, layers[0].keys.data.shape[1], old, new)
         copied = some.sources != some.targets
         sources, targets = some.sources[copied], some.targets[copied]
         for number, layer in enumerate(layers):
-            if waves is None or number in local_layers:
+            if number in local_layers:
                 layer.keys.copy(sources, targets)
             else:
-                _rotate_pages(layer.keys, some, *waves, layout, offset)
+                _rotate_pages(layer.keys, some, cos, sin, layout, offset)
             layer.values.copy(sources, targets)
+
+
+@torch.inference_mode()
+def copy_pages(layers: Sequence[KeyValuePages], pages: PagesToMove) -> None:
+    """Copy keys and values bit for bit; of models without rotations too.
+
+    Args:
+        layers: the pool.
+        pages: what to copy; targets are no sources.
+    """
+    for layer in layers:
+        layer.keys.copy(pages.sources, pages.targets)
+        layer.values.copy(pages.sources, pages.targets)
 
 
 def _waves(

@@ -8,7 +8,7 @@ import torch
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
-from model_patches.rerotation import PagesToMove, rerotate
+from model_patches.rerotation import PagesToMove, copy_pages, rerotate
 from service import core
 from service.cache.groups import LayerGroup
 from service.cache.pages import PageAllocator
@@ -73,9 +73,14 @@ class ModelRunner:
             moves = [(move.source, move.target, move.number) for move in pages_to_move if move.group == number]
             if not moves:
                 continue
+            pools = [self.layers[layer] for layer in layers]
+            pages = PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1))
+            if old == new:
+                copy_pages(pools, pages)
+                continue
             rerotate(
-                [self.layers[layer] for layer in layers],
-                PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1)),
+                pools,
+                pages,
                 old,
                 new,
                 model.geometry.layout,
