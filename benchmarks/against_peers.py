@@ -13,7 +13,8 @@ request alone, so they all have YaRN's factor of 4 switched on for good (those n
 started as ever and chooses.
 
 All servers run at once and one is busy at a time. Every repetition goes through the points, and at each point through
-the servers, in turn; a figure is the median over the repetitions. Prompts are random words, exact in tokens and new in
+the servers, in turn; a figure is the median over the repetitions, but for a server that took more than three times as
+long as the fastest at a point, which is not measured there again. Prompts are random words, exact in tokens and new in
 each request, so that no prefix cache helps unless that is what is measured. All serve a copy of the embedded model that
 has no end token, so that exactly the asked number of tokens comes out. Only ratios travel between machines.
 """
@@ -34,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +75,8 @@ class Target:
 
 Medians = dict[str, dict[str, dict[str, float]]]
 """Server → point → figure."""
+Runs = dict[str, dict[str, list[dict[str, float]]]]
+"""The same of each repetition."""
 
 POINTS = [
     Point("one stream, 128 + 128", 1, 128, 128),
@@ -84,6 +88,7 @@ POINTS = [
 FIRST = Point("first answer", 1, 4, 2)
 LONG_POINTS = [Point("12,000 tokens", 1, 12000, 2)]
 YARN_FACTOR = 4.0
+FAR_BEHIND = 3
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,8 @@ async def run_point(target: Target, point: Point, texts: list[str]) -> dict[str,
     """Run one point once.
 
     Returns:
-        Seconds to the first token (median over the requests), seconds between tokens, output tokens a second.
+        Seconds to the first token (median over the requests), seconds between tokens, output tokens a second, seconds
+        until all had ended.
     """
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=64)) as client:
         done = await asyncio.gather(*(one_request(client, target, text, point.max_tokens) for text in texts))
@@ -203,6 +209,7 @@ async def run_point(target: Target, point: Point, texts: list[str]) -> dict[str,
         "first_token_s": statistics.median(each.first_token for each in done),
         "between_tokens_s": statistics.median(between),
         "output_tokens_per_s": point.requests * point.max_tokens / max(each.last_token for each in done),
+        "seconds": max(each.last_token for each in done),
     }
 
 
@@ -256,17 +263,20 @@ def measure(arguments: argparse.Namespace) -> tuple[Medians, dict[str, dict[str,
             asyncio.run(run_point(target, Point("warm-up", 1, 32, 4), [prompts.make(32)]))
         processes = {name: target for name, target in targets.items() if target.process is not None}
         idle = {name: memory(target) for name, target in processes.items()}
-        runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {p.name: [] for p in points} for name in targets}
+        runs: Runs = {name: {p.name: [] for p in points} for name in targets}
         texts: dict[str, list[str]] = {name: [] for name in targets}
+        repeated = [point for point, after in pairwise(points) if after.repeats]
         with tqdm(total=arguments.repetitions * len(points) * len(targets)) as bar:
             for _ in range(arguments.repetitions):
                 for point in points:
                     for name, target in targets.items():
                         bar.set_description(f"{name}: {point.name}")
+                        bar.update()
+                        if point not in repeated and is_far_behind(name, point.name, runs):
+                            continue
                         if not point.repeats:
                             texts[name] = [prompts.make(point.prompt_tokens) for _ in range(point.requests)]
                         runs[name][point.name].append(asyncio.run(run_point(target, point, texts[name])))
-                        bar.update()
         costs = {
             name: {
                 "answer_s": target.seconds_to_answer or 0.0,
@@ -276,6 +286,12 @@ def measure(arguments: argparse.Namespace) -> tuple[Medians, dict[str, dict[str,
             for name, target in processes.items()
         }
     return {name: {point: medians(each) for point, each in points.items()} for name, points in runs.items()}, costs
+
+
+def is_far_behind(name: str, point: str, runs: Runs) -> bool:
+    """Whether all servers were measured at a point, and one of them took so much longer that once is enough."""
+    first = {server: points[point][0]["seconds"] for server, points in runs.items() if points[point]}
+    return len(first) == len(runs) and first[name] > FAR_BEHIND * min(first.values())
 
 
 def memory(target: Target, figure: str = "VmRSS") -> float:

@@ -66,6 +66,9 @@ class NoModel:
     def rerotate(self, rerotation: core.Rerotation) -> None:
         raise AssertionError(rerotation)
 
+    def copy(self, copies: object) -> None:
+        raise AssertionError(copies)
+
 
 def decoding_engine(
     rows: int, sampling: SamplingParams, new_text_stream: Callable[[frozenset[int]], Any], metrics: Any

@@ -27,7 +27,7 @@ from service.build import InspectedModel, LoadedWeights
 from service.cache.pages import PageAllocator
 from service.cache.pool import allocate_pool
 from service.core import Event, SamplingParams, Sequence, TokenEvent
-from service.engine.detokenize import Detokenizer
+from service.engine.detokenize import text_streams
 from service.engine.engine import Engine
 from service.engine.runner import ModelRunner
 from service.errors import StartupError
@@ -74,7 +74,7 @@ class Rig:
         scheduler = Scheduler(self.pages, max_running=1, max_batch_tokens=512, prefix_caching=False)
         tokenizer = self.weights.loaded.tokenizer.backend_tokenizer
         engine = Engine(
-            *(self.runner, scheduler, partial(Detokenizer, tokenizer), Metrics(CollectorRegistry())),
+            *(self.runner, scheduler, text_streams(tokenizer), Metrics(CollectorRegistry())),
             self.weights.shape.page_bytes,
         )
         engine.add(Sequence("-", prompt, choice, SamplingParams(GENERATED, temperature=0.0), take))

@@ -68,16 +68,17 @@ def rerotate(
 
 
 @torch.inference_mode()
-def copy_pages(layers: Sequence[KeyValuePages], pages: PagesToMove) -> None:
-    """Copy keys and values bit for bit; of models without rotations too.
+def copy_pages(layers: Sequence[KeyValuePages], sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Copy keys and values bit for bit, of models without rotations too. All are read before any is written.
 
     Args:
         layers: the pool.
-        pages: what to copy; targets are no sources.
+        sources: int64 [n], the pages to read.
+        targets: int64 [n], the pages to write, none twice.
     """
     for layer in layers:
-        layer.keys.copy(pages.sources, pages.targets)
-        layer.values.copy(pages.sources, pages.targets)
+        layer.keys.copy(sources, targets)
+        layer.values.copy(sources, targets)
 
 
 def _waves(

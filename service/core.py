@@ -94,6 +94,7 @@ class Timing:
 
 class TokenEvent(NamedTuple):
     """One more token and the text that it completed: perhaps none, while a character or a stop string is under way.
+    There is one for every token; a tuple is made faster than a dataclass.
 
     Log-probabilities are natural, and of the model's own distribution: see `service.engine.logprobs`.
 
@@ -156,7 +157,7 @@ class PageTable:
     first: int
     pages: "array[int]"
 
-    def __init__(self, first: int, pages: Iterable[int] = ()) -> None:
+    def __init__(self, first: int, pages: Iterable[int]) -> None:
         self.first = first
         self.pages = array("i", pages)
 
@@ -231,9 +232,11 @@ class Sequence:
     @property
     def num_computable(self) -> int:
         """How many tokens can be computed before the keys must move to the next plan."""
-        if self.stage + 1 < len(self.history):
-            return self.history[self.stage + 1].start
-        return self.last_plan.max_length
+        return self.computable_at(self.stage)
+
+    def computable_at(self, stage: int) -> int:
+        """The same at a stage of its history."""
+        return self.history[stage + 1].start if stage + 1 < len(self.history) else self.last_plan.max_length
 
     @property
     def num_tokens(self) -> int:
@@ -280,7 +283,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class PageMove:
-    """One page of a sequence on its way to another plan, or to be copied.
+    """One page of a sequence on its way to another plan.
 
     Attributes:
         source: the page that holds it now.
@@ -297,15 +300,14 @@ class PageMove:
 
 @dataclass(frozen=True)
 class Rerotation:
-    """Keys of one sequence that move from one plan to another, or pages that are copied for it: to be carried out
-    before the next step.
+    """Keys of one sequence that move from one plan to another, to be carried out before the next step.
 
     Attributes:
         sequence: whose they are.
         old: the plan that the sources are rotated under.
-        new: the plan that the targets will be; the same where pages are only copied.
+        new: the plan that the targets will be.
         moves: the pages.
-        tokens: how many tokens they hold, of those that the sequence has.
+        tokens: how many tokens they hold.
     """
 
     sequence: Sequence
@@ -314,7 +316,29 @@ class Rerotation:
     moves: list[PageMove]
     tokens: int
 
-    @property
-    def only_copies(self) -> bool:
-        """Whether no key is rotated."""
-        return self.old == self.new
+
+@dataclass(frozen=True)
+class PageCopy:
+    """One page that a sequence gets a copy of to go on in, in each group of layers; made before the next step.
+
+    Attributes:
+        sequence: whose the copies are.
+        sources: a page for each group.
+        targets: pages of the sequence.
+        tokens: how many first tokens of the page are the sequence's.
+    """
+
+    sequence: Sequence
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    tokens: int
+
+
+def sources_and_targets(copies: Iterable[PageCopy]) -> tuple[list[int], list[int]]:
+    """The pages that some copies read, and those that they write, in the same order."""
+    pairs = [pair for copy in copies for pair in zip(copy.sources, copy.targets, strict=True)]
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+Preparation = Rerotation | PageCopy
+"""What has to be carried out before a step."""

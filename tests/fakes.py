@@ -6,6 +6,7 @@ key that is rotated under another plan than its sequence's is an error.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from model_patches.geometry import RopeGeometry
 from model_patches.plan import PositionPlan
 from service.cache.pages import PageAllocator
-from service.core import Event, FinishEvent, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
+from service.core import Event, FinishEvent, PageCopy, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
 from service.engine.detokenize import TextStream
 from service.engine.engine import Engine
 from service.metrics import Metrics
@@ -72,7 +73,7 @@ class FakeRunner:
         script: tokens that the model writes after a sequence's prompt before its usual ones; None for none.
         steps: every step so far, as {request id: number of tokens}.
         rerotations: every re-rotation so far.
-        copies: every time so far that pages were only copied.
+        copies: all so far.
     """
 
     num_pages: int
@@ -81,7 +82,7 @@ class FakeRunner:
     answer: Callable[[Iterable[int], Iterable[float]], int] = next_token
     steps: list[dict[str, int]] = field(default_factory=list)
     rerotations: list[Rerotation] = field(default_factory=list)
-    copies: list[Rerotation] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._slots: list[Cell | None] = [None] * (self.num_pages * PAGE_SIZE)
@@ -110,8 +111,16 @@ class FakeRunner:
         logits[range(len(rows)), rows] = 10.0
         return logits
 
+    def copy(self, copies: SequenceOf[PageCopy]) -> None:
+        self.copies += copies
+        contents = [self._page(source)[: copy.tokens] for copy in copies for source in copy.sources]
+        targets = [target for copy in copies for target in copy.targets]
+        for target, cells in zip(targets, contents, strict=True):
+            assert None not in cells, "a key that was never written"
+            self._slots[target * PAGE_SIZE : target * PAGE_SIZE + len(cells)] = cells
+
     def rerotate(self, rerotation: Rerotation) -> None:
-        (self.copies if rerotation.only_copies else self.rerotations).append(rerotation)
+        self.rerotations.append(rerotation)
         contents = {move: self._page(move.source) for move in rerotation.moves}
         for before, (move, cells) in enumerate(contents.items()):
             held = min(PAGE_SIZE, rerotation.tokens - before * PAGE_SIZE)  # only of the last page a part

@@ -8,10 +8,10 @@ from service.settings import Settings
 
 
 def allow_origins(app: FastAPI, settings: Settings) -> None:
-    """Answer browsers' questions for those that the settings name, without the key, which they do not send with them.
+    """Answer the preflight requests of pages of the origins that the settings name, and let these read answers.
 
     Args:
-        app: what is added to it later is outside of this.
+        app: whatever checks keys has been added to it: browsers send preflight requests without one.
         settings: of the server; without `cors_origins` nothing is added.
     """
     if settings.cors_origins is not None:

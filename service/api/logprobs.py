@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
 from service.api.responses import (
     ChatLogprobs,
@@ -14,7 +14,7 @@ from service.api.responses import (
     TopToken,
 )
 from service.core import TokenEvent
-from service.engine.byte_level import byte_letters
+from service.engine.byte_level import bytes_of, is_byte_level
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token for one byte, where the tokenizer falls back to them
 
@@ -24,9 +24,7 @@ class LogprobShapes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._letters: dict[str, int] = {}  # how a byte-level tokenizer writes bytes
-        if isinstance(tokenizer.decoder, decoders.ByteLevel):
-            self._letters = byte_letters()
+        self._is_byte_level = is_byte_level(tokenizer)
 
     def text(self, token_id: int) -> str:
         """What a token says, with its space; bytes that are no character by themselves show as U+FFFD."""
@@ -37,8 +35,8 @@ class LogprobShapes:
     def bytes(self, token_id: int) -> list[int]:
         """The token's bytes, also where they are only a part of a character."""
         token = self._tokenizer.id_to_token(token_id) or ""
-        if self._letters and all(letter in self._letters for letter in token):
-            return [self._letters[letter] for letter in token]
+        if self._is_byte_level:
+            return list(bytes_of(token))
         if single := BYTE.fullmatch(token):
             return [int(single[1], 16)]
         return list(self.text(token_id).encode())

@@ -123,16 +123,6 @@ class PrefixIndex:
         run = takewhile(lambda page: page is not None, self._look_up(digests, history, plan, group))
         return [page for page in run if page is not None]
 
-    def find_part(self, before: bytes, tokens: Sequence[int], variant: Variant) -> PartOfPage | None:
-        """The page of a variant of which most first tokens can be used.
-
-        Args:
-            before: the digest of all tokens before it.
-            tokens: those that follow them, as many as can be used.
-            variant: the page's; its history is the one of all its tokens.
-        """
-        return self._continuations.find((before, variant), tokens)
-
     def find_each(
         self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int
     ) -> list[int | None]:
@@ -180,6 +170,16 @@ class PrefixIndex:
         runs = {history: self._run(levels, history) for history in levels[-1]}
         history = max(runs, key=lambda history: sum(cached.plan == plan for cached in runs[history]))
         return runs[history], history
+
+    def find_part(self, before: bytes, tokens: Sequence[int], variant: Variant) -> PartOfPage | None:
+        """The page of a variant of which most first tokens can be used.
+
+        Args:
+            before: the digest of all tokens before it.
+            tokens: those that follow them, as many as can be used.
+            variant: the page's; its history is the one of all its tokens.
+        """
+        return self._continuations.find((before, variant), tokens)
 
     def _look_up(
         self, digests: Sequence[bytes], history: Sequence[Segment], plan: PositionPlan, group: int

@@ -3,11 +3,11 @@
 Knows runners and what they need to know of sequences. Does not know how calls travel; they are plain data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from model_patches.plan import PositionPlan
-from service.core import PageMove, PageTable, Rerotation, Sequence
+from service.core import PageCopy, PageMove, PageTable, Rerotation, Sequence, sources_and_targets
 from service.engine.runner import ModelRunner
 
 
@@ -68,7 +68,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Rerotate:
-    """Move cached keys to another plan, or copy pages under the same."""
+    """Move cached keys to another plan."""
 
     old: PositionPlan
     new: PositionPlan
@@ -83,4 +83,20 @@ class Rerotate:
         runner.move(self.moves, self.old, self.new)
 
 
-Call = Forward | Rerotate
+@dataclass(frozen=True)
+class Copy:
+    """Copy pages."""
+
+    sources: list[int]
+    targets: list[int]
+
+    @classmethod
+    def of(cls, copies: Iterable[PageCopy]) -> "Copy":
+        """The call for copies as `Runner.copy` takes them."""
+        return cls(*sources_and_targets(copies))
+
+    def carry_out(self, runner: ModelRunner) -> None:
+        runner.copy_pages(self.sources, self.targets)
+
+
+Call = Forward | Rerotate | Copy

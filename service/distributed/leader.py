@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from service import core
 from service.distributed import group
-from service.distributed.calls import Call, Forward, Rerotate
+from service.distributed.calls import Call, Copy, Forward, Rerotate
 from service.distributed.meeting import Meeting, hang_up
 from service.engine.runner import ModelRunner
 from service.errors import RankLostError, StartupError
@@ -186,3 +186,7 @@ class LeadingRunner:
     def rerotate(self, rerotation: core.Rerotation) -> None:
         self._leader.tell(Rerotate.of(rerotation))
         self._runner.rerotate(rerotation)
+
+    def copy(self, copies: Sequence[core.PageCopy]) -> None:
+        self._leader.tell(Copy.of(copies))
+        self._runner.copy(copies)

@@ -4,10 +4,15 @@ vocabularies write bytes with; does not know other tokenizers."""
 from codecs import getincrementaldecoder
 from functools import cache
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether its vocabulary writes bytes as letters."""
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
 class TokenBytes(dict[int, bytes]):
@@ -24,7 +29,7 @@ class TokenBytes(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token = self.written(token_id)
-        self[token_id] = b"" if token in self._special else _bytes_of(token)
+        self[token_id] = b"" if token in self._special else bytes_of(token)
         return self[token_id]
 
     def written(self, token_id: int) -> str:
@@ -60,16 +65,16 @@ class ByteLevelDetokenizer:
         return ""
 
 
-def _bytes_of(token: str) -> bytes:
-    """Added tokens are written as they are, all others in the letters that stand for bytes."""
+def bytes_of(token: str) -> bytes:
+    """A token of nothing but letters that stand for bytes is those bytes; any other, an added one, is what it says."""
     try:
-        return bytes(map(byte_letters().__getitem__, token))
+        return bytes(map(_byte_letters().__getitem__, token))
     except KeyError:
         return token.encode()
 
 
 @cache
-def byte_letters() -> dict[str, int]:
+def _byte_letters() -> dict[str, int]:
     """The letter that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,16 +1,16 @@
-"""From token ids to text, a token at a time, and where a stop string ends it. Knows one sequence's text only."""
+"""From token ids to text, a token at a time. Knows one sequence's text only."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
-from service.engine.byte_level import ByteLevelDetokenizer, TokenBytes
+from service.engine.byte_level import ByteLevelDetokenizer, TokenBytes, is_byte_level
 
 REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not, or not yet, a character
 MOST_PENDING = 16  # tokens; no character takes so many, what has not become text by then never will
-MOST_CONTEXT = 8  # tokens that are decoded with the newest ones
+MOST_CONTEXT = 8  # tokens; where more were decoded together, the newest ones alone are the context of the next
 
 
 class TextStream(Protocol):
@@ -27,7 +27,7 @@ class TextStream(Protocol):
 
 def text_streams(tokenizer: Tokenizer) -> Callable[[frozenset[int]], TextStream]:
     """What makes a detokeniser for each sequence, which shows the special tokens that it is given."""
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+    if is_byte_level(tokenizer):
         return partial(ByteLevelDetokenizer, TokenBytes(tokenizer))
     return partial(Detokenizer, tokenizer)
 
@@ -89,49 +89,9 @@ class Detokenizer:
 
 def pieces(tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[tuple[int, str]]:
     """Each of some tokens with the text that it completes; together that is their text, special tokens left out."""
-    stream = Detokenizer(tokenizer)
+    stream = text_streams(tokenizer)(frozenset())
     found = [(token, stream.push(token)) for token in token_ids]
     if found:
         token, text = found[-1]
         found[-1] = (token, text + stream.flush())
     return found
-
-
-class StopStrings:
-    """Finds the first stop string in a text that arrives in pieces.
-
-    The first is the one that is complete first, so that it does not matter how the text was cut. Text that might be the
-    beginning of a stop string is held back until it is decided.
-    """
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Take the next piece.
-
-        Returns:
-            The text that is decided, and whether a stop string was met; that string and what follows it are dropped.
-        """
-        if not self._stops:
-            return text, False
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            _, start = min(found)
-            decided, self._held = self._held[:start], ""
-            return decided, True
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
-        decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return decided, False
-
-    def flush(self) -> str:
-        """The text still held back; the end has come without a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _overlap(self, stop: str) -> int:
-        """How many characters at the end of the held text begin `stop`."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

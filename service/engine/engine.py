@@ -12,14 +12,15 @@ from itertools import zip_longest
 
 import torch
 
-from service.core import FinishEvent, FinishReason, Sequence, Timing, TokenEvent
+from service.core import FinishEvent, FinishReason, PageCopy, Rerotation, Sequence, Timing, TokenEvent
 from service.engine import grammar, logprobs, penalties, sampler
-from service.engine.detokenize import StopStrings, TextStream
+from service.engine.detokenize import TextStream
 from service.engine.grammar import Matcher
 from service.engine.logprobs import TokenLogprobs
 from service.engine.penalties import Adjustments
 from service.engine.runner import Runner
 from service.engine.speculation import PromptLookup
+from service.engine.stop_strings import StopStrings
 from service.metrics import Composition, Metrics
 from service.scheduler.scheduler import Scheduler
 
@@ -128,7 +129,7 @@ class Engine:
             self._metrics.observe_promotion(sequence)
         self._metrics.preemptions.inc(self.scheduler.num_preemptions - preempted)
         self._metrics.cache_evictions.inc(self.scheduler.pages.num_evictions - evicted)
-        has_failed = not self._rerotate(step)
+        has_failed = not self._prepare(step)
         if not step:
             self.scheduler.pages.check()
             return has_failed  # whoever failed has made room
@@ -152,30 +153,55 @@ class Engine:
         self._observe_load()
         return True
 
-    def _rerotate(self, step: dict[Sequence, int]) -> bool:
-        """Carry out what has to be before the step; a sequence whose pages cannot be moved ends, the others go on.
+    def _prepare(self, step: dict[Sequence, int]) -> bool:
+        """Carry out what has to be before the step, in order, copies that follow each other at once. Sequences whose
+        pages cannot be moved or copied end, the others go on.
 
         Returns:
             Whether all went well.
         """
         went_well = True
-        for rerotation in self.scheduler.take_rerotations():
-            sequence, start = rerotation.sequence, time.monotonic()
-            if sequence not in self._live:
+        copies: list[PageCopy] = []
+        for preparation in self.scheduler.take_preparations():
+            if preparation.sequence not in self._live:
                 continue
-            try:
-                with self._metrics.phase("copy" if rerotation.only_copies else "rerotate"):
-                    self._runner.rerotate(rerotation)
-            except Exception as error:
-                logger.exception("pages of request %s could not be moved", sequence.request_id)
-                step.pop(sequence, None)
-                doing = "copying pages" if rerotation.only_copies else "re-rotating keys"
-                self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while {doing}")
-                went_well = False
+            if isinstance(preparation, PageCopy):
+                copies.append(preparation)
             else:
-                if not rerotation.only_copies:
-                    self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
-        return went_well
+                went_well = self._copy(copies, step) and went_well
+                went_well = self._rerotate(preparation, step) and went_well
+                copies = []
+        return self._copy(copies, step) and went_well
+
+    def _rerotate(self, rerotation: Rerotation, step: dict[Sequence, int]) -> bool:
+        start = time.monotonic()
+        try:
+            with self._metrics.phase("rerotate"):
+                self._runner.rerotate(rerotation)
+        except Exception as error:
+            logger.exception("request %s could not move to another plan", rerotation.sequence.request_id)
+            self._fail(rerotation.sequence, step, error, "re-rotating keys")
+            return False
+        self._metrics.observe_rerotation(rerotation, time.monotonic() - start)
+        return True
+
+    def _copy(self, copies: list[PageCopy], step: dict[Sequence, int]) -> bool:
+        if not copies:
+            return True
+        try:
+            with self._metrics.phase("copy"):
+                self._runner.copy(copies)
+        except Exception as error:
+            logger.exception("pages for %d requests could not be copied", len(copies))
+            for copy in copies:
+                self._fail(copy.sequence, step, error, "copying pages")
+            return False
+        return True
+
+    def _fail(self, sequence: Sequence, step: dict[Sequence, int], error: Exception, doing: str) -> None:
+        """End a sequence before its step."""
+        step.pop(sequence, None)
+        self._finish(sequence, FinishReason.ERROR, error=f"{type(error).__name__} while {doing}")
 
     def _propose(self) -> None:
         """Give sequences drafts, if the step has so few rows that some more cost little."""
@@ -220,7 +246,8 @@ class Engine:
         return chosen
 
     def _take(self, sequence: Sequence, tokens: list[tuple[int, TokenLogprobs]], now: float) -> None:
-        """Advance a sequence by a token, which is counted already, and on while the draft has said what was chosen."""
+        """Advance a sequence by a token, and on while the draft has said what was chosen. The first has been counted,
+        together with those of the step's other sequences."""
         draft, sequence.draft = sequence.draft, []
         right = 0
         for guess, (token, reported) in zip_longest(draft, tokens):

@@ -32,7 +32,11 @@ class Runner(Protocol):
         ...
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
-        """Move cached keys to another plan, or copy pages under the same."""
+        """Move cached keys to another plan."""
+        ...
+
+    def copy(self, copies: Sequence[core.PageCopy]) -> None:
+        """Copy pages: all are read before any is written."""
         ...
 
 
@@ -73,14 +77,9 @@ class ModelRunner:
             moves = [(move.source, move.target, move.number) for move in pages_to_move if move.group == number]
             if not moves:
                 continue
-            pools = [self.layers[layer] for layer in layers]
-            pages = PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1))
-            if old == new:
-                copy_pages(pools, pages)
-                continue
             rerotate(
-                pools,
-                pages,
+                [self.layers[layer] for layer in layers],
+                PagesToMove(*torch.tensor(moves, dtype=torch.int64, device=model.device).unbind(dim=1)),
                 old,
                 new,
                 model.geometry.layout,
@@ -89,6 +88,13 @@ class ModelRunner:
             )
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)  # so that its time and its errors are its own
+
+    def copy(self, copies: Sequence[core.PageCopy]) -> None:
+        self.copy_pages(*core.sources_and_targets(copies))
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """The same of pages, whosever they are."""
+        copy_pages(self.layers, *torch.tensor([sources, targets], dtype=torch.int64, device=self.model.device))
 
 
 def warm_up(runner: Runner, pages: PageAllocator, policy: AnyPolicy, groups: int = 1) -> None:

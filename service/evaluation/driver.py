@@ -5,6 +5,7 @@ Knows the engine's parts. Does not know what is measured, or on which text.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -52,6 +53,9 @@ class HashingRunner:
 
     def rerotate(self, rerotation: core.Rerotation) -> None:
         self._runner.rerotate(rerotation)
+
+    def copy(self, copies: SequenceOf[core.PageCopy]) -> None:
+        self._runner.copy(copies)
 
     def take_digest(self) -> str:
         """Of what came since the last call."""
@@ -163,9 +167,10 @@ class Driver:
         nll: list[float] = []
         while len(nll) < len(given):
             step = scheduler.schedule()
-            for rerotation in scheduler.take_rerotations():
+            for preparation in scheduler.take_preparations():
+                assert not isinstance(preparation, core.PageCopy)  # there are no prefixes
                 if not stale:
-                    self._runner.rerotate(rerotation)
+                    self._runner.rerotate(preparation)
             logits = self._runner.forward(step)
             if scheduler.complete(step):
                 token = given[len(nll)]

@@ -9,7 +9,7 @@ from model_patches.plan import PositionPlan
 from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
 from service.cache.prefix import CachedPage, Variant, content_of, digest_before, extend_digests, history_until
-from service.core import PageMove, PageTable, Rerotation, Segment, Sequence
+from service.core import PageCopy, PageMove, PageTable, Preparation, Rerotation, Segment, Sequence
 
 
 class CachedTable(NamedTuple):
@@ -37,6 +37,8 @@ class PartlyShared(NamedTuple):
 
 
 NO_PART = PartlyShared()
+LEAST_PART = 8
+"""A copy costs about what computing the n-th part of a page's tokens does; fewer are computed."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Prefixes:
                 yield replace(same_plan, part=NO_PART)
         yield self._nothing(sequence)
 
-    def attach(self, sequence: Sequence, prefix: Prefix, spare: int) -> list[Rerotation] | None:
+    def attach(self, sequence: Sequence, prefix: Prefix, spare: int) -> list[Preparation] | None:
         """Give a sequence a prefix and pages for the rest of its known tokens.
 
         Args:
@@ -142,7 +144,7 @@ class Prefixes:
             pages += fresh[:rest]
             del fresh[:rest]
             tables.append(PageTable(found.first, pages))
-        # What is copied may be handed out already: it is written by the next step, or by a re-rotation that comes later
+        # What is copied may be handed out already: it is written by the next step, or by a preparation that comes later
         # in the same list, which is carried out in order.
         self._pages.release([*(cached.page for cached in foreign), *part.pages])
         page_size = self._pages.page_size
@@ -152,17 +154,14 @@ class Prefixes:
         sequence.num_computed = prefix.length * page_size + part.tokens
         sequence.num_indexed = prefix.length
         sequence.num_private = prefix.length if prefix.others else 0
-        rerotations = [
+        preparations: list[Preparation] = [
             Rerotation(sequence, old, prefix.plan, moved, len({move.number for move in moved}) * page_size)
             for old, moved in moves.items()
         ]
         if part.tokens:
-            copies = [
-                PageMove(page, table.pages[prefix.length - table.first], prefix.length, group)
-                for group, (page, table) in enumerate(zip(part.pages, tables, strict=True))
-            ]
-            rerotations.append(Rerotation(sequence, prefix.plan, prefix.plan, copies, part.tokens))
-        return rerotations
+            targets = tuple(table.pages[prefix.length - table.first] for table in tables)
+            preparations.append(PageCopy(sequence, part.pages, targets, part.tokens))
+        return preparations
 
     def offer(self, sequence: Sequence) -> None:
         """Make the full pages that a sequence has computed known to others."""
@@ -185,10 +184,8 @@ class Prefixes:
             extend_digests(sequence.page_digests, sequence.tokens(0, sequence.num_tokens), self._pages.page_size)
 
     def _most(self, sequence: Sequence, stage: int) -> int:
-        """How many tokens a sequence can start with at most at a stage of its history."""
-        if stage + 1 < len(sequence.history):
-            return sequence.history[stage + 1].start - 1
-        return min(sequence.num_tokens, sequence.last_plan.max_length) - 1
+        """How many tokens a sequence can start with at most at a stage of its history: one at least stays."""
+        return min(sequence.num_tokens, sequence.computable_at(stage)) - 1
 
     def _nothing(self, sequence: Sequence) -> Prefix:
         return Prefix(0, [CachedTable(0, []) for _ in self._needs.windows], sequence.history, 0)
@@ -222,7 +219,10 @@ class Prefixes:
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
             return NO_PART
-        return PartlyShared(min(part.tokens for part in parts), tuple(part.page for part in parts))
+        agreeing = min(part.tokens for part in parts)
+        if agreeing * LEAST_PART < self._pages.page_size:
+            return NO_PART
+        return PartlyShared(agreeing, tuple(part.page for part in parts))
 
     def _find(self, digests: list[bytes], history: list[Segment], plan: PositionPlan) -> list[list[int | None]]:
         """For each group what there is of its pages; of one that needs all of them the run from the first."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from service.cache.needs import PageNeeds
 from service.cache.pages import PageAllocator
-from service.core import PageMove, Rerotation, Segment, Sequence
+from service.core import PageMove, Preparation, Rerotation, Segment, Sequence
 from service.scheduler.pace import Pace
 from service.scheduler.prefixes import Prefixes
 
@@ -18,17 +18,17 @@ class Scheduler:
     """Decides each step and owns the sequences that wait and run.
 
     A step is `{sequence: number of tokens}`: a prefill, a chunk of one and a decode differ only in that number. Before
-    it is computed, `rerotations` have to be carried out.
+    it is computed, `take_preparations` has to be carried out.
 
     Decoding rows come first. What is left of the token budget goes to prompts by deadline: the scheduler's clock counts
     computed tokens, and a prompt of n tokens that starts when the clock shows t is due at t + n, as if it had the
     machine to itself. So a short prompt passes a long one that has much left to do, and a long one is overtaken only
     by prompts that arrived while it could have been served. While requests decode, prompts get what `pace` says.
 
-    A sequence starts when there are pages for all its known tokens, those of a cached prefix shared with others, but a
-    last one that fits in part copied; of layers that see a window only, for as many as it will ever need there. What
-    falls behind a window is given back as the sequence advances. When a running one needs a page and none is free, the
-    youngest gives its pages back and is computed again later; its output so far is kept.
+    A sequence starts when there are pages for all its known tokens. Full pages of a cached prefix are shared with
+    others; of a page that fits in part it gets a copy. Of layers that see a window only, it gets as many as it will
+    ever need there, and what falls behind the window is given back as it advances. When a running one needs a page and
+    none is free, the youngest gives its pages back and is computed again later; its output so far is kept.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Scheduler:
             pages.page_size, tuple(windows), max_batch_tokens=max_batch_tokens, refresh_tokens=refresh_tokens
         )
         self._prefixes = Prefixes(pages, self.needs, enabled=prefix_caching)
-        self._rerotations: list[Rerotation] = []
+        self._preparations: list[Preparation] = []
         self._promotions: list[Sequence] = []
         self._clock = 0
 
@@ -87,8 +87,8 @@ class Scheduler:
         """Choose the next step and give each of its sequences the pages it needs.
 
         Returns:
-            How many tokens of each sequence to compute; empty when there is nothing to do. What `take_rerotations`
-            returns then has to be carried out first.
+            How many tokens of each sequence to compute; empty when there is nothing to do. What
+            `take_preparations` returns then has to be carried out first.
         """
         for sequence in list(self.running):
             if sequence.num_computed == sequence.num_computable and sequence in self.running:
@@ -119,10 +119,10 @@ class Scheduler:
                 sequence.scheduled_time = time.monotonic()
         return step
 
-    def take_rerotations(self) -> list[Rerotation]:
+    def take_preparations(self) -> list[Preparation]:
         """What has to be carried out, in this order, before the step that was just scheduled."""
-        rerotations, self._rerotations = self._rerotations, []
-        return rerotations
+        preparations, self._preparations = self._preparations, []
+        return preparations
 
     def take_promotions(self) -> list[Sequence]:
         """The sequences that have moved to a higher rung since the last time."""
@@ -154,9 +154,9 @@ class Scheduler:
     def _attach_pages(self, sequence: Sequence, spare: int) -> bool:
         """Give a sequence without pages those for all its known tokens; False if there are too few."""
         for prefix in self._prefixes.candidates(sequence):
-            rerotations = self._prefixes.attach(sequence, prefix, spare)
-            if rerotations is not None:
-                self._rerotations += rerotations
+            preparations = self._prefixes.attach(sequence, prefix, spare)
+            if preparations is not None:
+                self._preparations += preparations
                 sequence.deadline = self._clock + sequence.num_uncomputed
                 if sequence.scheduled_time is None and self._prefixes.enabled:
                     sequence.num_prefix_tokens = sequence.num_computed
@@ -221,6 +221,9 @@ class Scheduler:
         if not replayed and (sequence.choice.growth == "reprefill" or sequence.num_computed <= self._refresh_tokens):
             self._begin_again(sequence)
             return
+        if replayed and sequence.history[sequence.stage + 1].plan == sequence.plan:  # its keys are where they should be
+            sequence.stage += 1
+            return
         moves = self._own_pages(sequence)
         if sequence.tables:  # it did not have to give way
             old, tokens = sequence.plan, sequence.num_computed
@@ -229,7 +232,7 @@ class Scheduler:
             else:
                 self._grow(sequence)
             sequence.num_indexed = 0
-            self._rerotations.append(Rerotation(sequence, old, sequence.plan, moves, tokens))
+            self._preparations.append(Rerotation(sequence, old, sequence.plan, moves, tokens))
 
     def _grow(self, sequence: Sequence) -> None:
         """Add the next rung to a sequence's history. It begins with the latest tokens, which are computed again."""
@@ -300,6 +303,6 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         for table in sequence.tables:
             self.pages.release(table.pages)
-        self._rerotations = [rerotation for rerotation in self._rerotations if rerotation.sequence is not sequence]
+        self._preparations = [each for each in self._preparations if each.sequence is not sequence]
         sequence.tables, sequence.draft = [], []
         sequence.num_computed = sequence.stage = sequence.num_indexed = sequence.num_private = sequence.num_placed = 0

@@ -195,8 +195,7 @@ def test_pages_are_copied_bit_for_bit(dtype: torch.dtype) -> None:
         if dtype != torch.int8:
             # Negative zeros among them, which a rotation makes positive.
             layer.keys.data.view(torch.uint8)[3, 0, 0] = 0x80
-    pages = PagesToMove(*(torch.tensor(column) for column in ([3, 5], [7, 8], [2, 0])))
-    copy_pages(layers, pages)
+    copy_pages(layers, torch.tensor([3, 5]), torch.tensor([7, 8]))
     for layer, old in zip(layers, before, strict=True):
         for now, then in ((layer.keys, old.keys), (layer.values, old.values)):
             for tensor, original in zip(now._tensors(), then._tensors(), strict=True):

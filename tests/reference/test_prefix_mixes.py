@@ -1,5 +1,6 @@
 """Any mix of requests on a tiny real model: with the prefix cache texts and logits are those without it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from model_patches.rope_config import read_geometry
-from service.core import PageMove, Rerotation, SamplingParams
+from service.core import PageCopy, PageMove, Rerotation, SamplingParams
 from service.engine.runner import ModelRunner
 from service.scaling.policy import Policy, RopeWish
 from tests.reference.growing import SHAPE, GrowingRealEngine, tiny
@@ -121,21 +122,25 @@ def test_such_mixes_share_grow_copy_run_out_of_pages_and_evict(monkeypatch: pyte
     ]
     requests[3] = replace(requests[3], cancelled=12)
     requests[6] = replace(requests[6], shared=7)
-    copies: list[PageMove] = []  # on the way to another plan
-    parts: list[PageMove] = []  # of which a request takes its first tokens
-    original = ModelRunner.rerotate
+    moved: list[PageMove] = []  # to other pages, on the way to another plan
+    parts: list[PageCopy] = []
+    original_rerotate, original_copy = ModelRunner.rerotate, ModelRunner.copy
 
-    def watched(runner: ModelRunner, rerotation: Rerotation) -> None:
-        kind = parts if rerotation.only_copies else copies
-        kind.extend(move for move in rerotation.moves if move.source != move.target)
-        original(runner, rerotation)
+    def rerotate(runner: ModelRunner, rerotation: Rerotation) -> None:
+        moved.extend(move for move in rerotation.moves if move.source != move.target)
+        original_rerotate(runner, rerotation)
 
-    monkeypatch.setattr(ModelRunner, "rerotate", watched)
+    def copy(runner: ModelRunner, copies: Sequence[PageCopy]) -> None:
+        parts.extend(copies)
+        original_copy(runner, copies)
+
+    monkeypatch.setattr(ModelRunner, "rerotate", rerotate)
+    monkeypatch.setattr(ModelRunner, "copy", copy)
     engine, _ = check(requests, num_pages=13, max_running=5, refresh_tokens=0)
     sequences = engine.sequences.values()
     assert sum((sequence.num_prefix_tokens or 0) > 0 for sequence in sequences) >= 2
     assert max(sequence.num_rerotations for sequence in sequences) >= 3
-    assert copies
+    assert moved
     assert parts
     assert engine.scheduler.num_preemptions > 0
     assert engine.pages.num_evictions > 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from service.cache.pages import PageAllocator
-from service.core import Rerotation, SamplingParams, Segment, Sequence
+from service.core import PageCopy, Rerotation, SamplingParams, Segment, Sequence
 from service.scaling.policy import PlanChoice, Policy, RopeWish
 from service.scheduler.scheduler import Scheduler
 from tests.fakes import GEOMETRY, PAGE_SIZE, EngineUnderTest, FakeRunner, next_token
@@ -44,11 +44,11 @@ def expected_growing(prompt: list[int], count: int, choice: PlanChoice, refresh_
 
 
 class Step(NamedTuple):
-    """A step that was computed, as {request id: tokens}, and the re-rotations and mere copies before it."""
+    """A step that was computed, as {request id: tokens}, and the re-rotations and copies before it."""
 
     tokens: dict[str, int]
     rerotations: list[Rerotation]
-    copies: list[Rerotation]
+    copies: list[PageCopy]
 
 
 @dataclass
@@ -93,9 +93,12 @@ class Load:
     def step(self) -> Step:
         """Schedule and compute one step."""
         step = self.scheduler.schedule()
-        rerotations = self.scheduler.take_rerotations()
-        for rerotation in rerotations:
-            self.runner.rerotate(rerotation)
+        preparations = self.scheduler.take_preparations()
+        for preparation in preparations:
+            if isinstance(preparation, PageCopy):
+                self.runner.copy([preparation])
+            else:
+                self.runner.rerotate(preparation)
         logits = self.runner.forward(step)
         ready = self.scheduler.complete(step)
         for sequence, row in zip(ready, logits, strict=True):
@@ -105,8 +108,8 @@ class Load:
         self.pages.check()
         return Step(
             {sequence.request_id: tokens for sequence, tokens in step.items()},
-            [rerotation for rerotation in rerotations if not rerotation.only_copies],
-            [rerotation for rerotation in rerotations if rerotation.only_copies],
+            [each for each in preparations if isinstance(each, Rerotation)],
+            [each for each in preparations if isinstance(each, PageCopy)],
         )
 
     def run(self) -> list[Step]:

@@ -2,12 +2,13 @@
 all that the group sees, and at nothing else."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 import torch
 
 from model_patches.plan import PositionPlan
-from service.core import Rerotation, Sequence
+from service.core import PageCopy, Rerotation, Sequence
 from tests.fakes import PAGE_SIZE, VOCABULARY
 from tests.service.growing import Load, answer
 
@@ -66,15 +67,21 @@ class WindowedRunner:
                 expected = Cell(group, tokens[place], origin, sequence.plan)
                 assert self._slots[page * PAGE_SIZE + place % PAGE_SIZE] == expected
 
+    def copy(self, copies: SequenceOf[PageCopy]) -> None:
+        for copy in copies:
+            for group, (source, target) in enumerate(zip(copy.sources, copy.targets, strict=True)):
+                cells = self._slots[source * PAGE_SIZE : source * PAGE_SIZE + copy.tokens]
+                assert all(cell is not None and cell.group == group for cell in cells)
+                self._slots[target * PAGE_SIZE : target * PAGE_SIZE + copy.tokens] = cells
+
     def rerotate(self, rerotation: Rerotation) -> None:
         written = {move.target for move in rerotation.moves}
         assert written.isdisjoint(move.source for move in rerotation.moves if move.source != move.target)
         for move in rerotation.moves:
             for place in range(PAGE_SIZE):
                 cell = self._slots[move.source * PAGE_SIZE + place]
-                first = 0 if rerotation.only_copies else move.number * PAGE_SIZE
-                if first + place >= rerotation.tokens and rerotation.tokens % PAGE_SIZE:
-                    continue  # the last page is not full, or not all of it is wanted
+                if move.number * PAGE_SIZE + place >= rerotation.tokens and rerotation.tokens % PAGE_SIZE:
+                    continue  # the last page is not full
                 assert cell is not None
                 assert (cell.group, cell.plan) == (move.group, rerotation.old)
                 self._slots[move.target * PAGE_SIZE + place] = replace(cell, plan=rerotation.new)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from model_patches.pages import KeyValuePages, PagedTensor
-from service.core import PageMove, PageTable, Rerotation, SamplingParams, Sequence
-from service.distributed.calls import Call, Forward, Rerotate
+from service.core import PageCopy, PageMove, PageTable, Rerotation, SamplingParams, Sequence
+from service.distributed.calls import Call, Copy, Forward, Rerotate
 from service.engine import batch
 from service.scaling.policy import Policy, RopeWish
 from tests.fakes import GEOMETRY
@@ -59,11 +59,7 @@ def test_a_re_rotation_names_plans_and_pages_and_no_sequence() -> None:
     assert call.new.inv_freq == new.inv_freq
 
 
-def test_a_copy_travels_as_a_re_rotation_to_the_same_plan() -> None:
-    plan = POLICY.choose(20, 10).plan
-    moves = [PageMove(3, 5, 1), PageMove(4, 6, 1, group=1)]
-    copy = Rerotation(sequence(20, 6, 1, [2, 5]), plan, plan, moves, 2)
-    call: Rerotate = travelled(Rerotate.of(copy))
-    assert copy.only_copies
-    assert call.moves == moves
-    assert call.old == call.new
+def test_copies_name_pages_and_no_sequence() -> None:
+    copies = [PageCopy(sequence(20, 6, 1, [2, 5]), (3, 4), (5, 6), 2), PageCopy(sequence(20, 6, 1, [7]), (8,), (9,), 1)]
+    call: Copy = travelled(Copy.of(copies))
+    assert (call.sources, call.targets) == ([3, 4, 8], [5, 6, 9])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from model_patches.loading.load import load_tokenizer
 from service.engine.byte_level import ByteLevelDetokenizer
-from service.engine.detokenize import MOST_PENDING, REPLACEMENT, Detokenizer, StopStrings, TextStream, text_streams
+from service.engine.detokenize import MOST_PENDING, REPLACEMENT, Detokenizer, TextStream, text_streams
 
 TEXTS = {
     "plain": "The quick brown fox, 12 times:\n\n  jumps\tover.",
@@ -180,46 +179,6 @@ def test_no_sequence_of_bytes_raises_or_loses_a_later_word(
 ) -> None:
     streamed = pieces(Detokenizer(byte_fallback_tokenizer), [*token_ids, 257, 257])
     assert "".join(streamed).endswith("hello hello")
-
-
-STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)
-
-
-@settings(deadline=None, max_examples=500)
-@given(text=st.text("ab", max_size=12), stops=STOPS, cuts=st.lists(st.integers(0, 12), max_size=12))
-def test_the_stop_string_that_is_complete_first_ends_the_text_however_the_text_is_cut(
-    text: str, stops: tuple[str, ...], cuts: list[int]
-) -> None:
-    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    stop_end, kept = min(found, default=(len(text) + 1, len(text)))
-    finder = StopStrings(stops)
-    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    sent = ""
-    for start, end in pairwise(borders):
-        decided, stopped = finder.push(text[start:end])
-        sent += decided
-        assert stopped == (end >= stop_end)
-        if stopped:
-            break
-        held = text[len(sent) : end]
-        assert held == "" or any(stop.startswith(held) for stop in stops), "held back for no reason"
-    assert sent + finder.flush() == text[:kept]
-
-
-def test_text_that_might_begin_a_stop_string_is_held_back_until_it_is_decided() -> None:
-    finder = StopStrings(("###", "</s>"))
-    assert finder.push("a#") == ("a", False)
-    assert finder.push("#") == ("", False)
-    assert finder.push("b<") == ("##b", False)
-    assert finder.push("/s") == ("", False)
-    assert finder.flush() == "</s"
-    assert finder.flush() == ""
-
-
-def test_without_stop_strings_nothing_is_held_back() -> None:
-    finder = StopStrings(())
-    assert finder.push("anything") == ("anything", False)
-    assert finder.flush() == ""
 
 
 def test_whole_characters_that_wait_for_a_broken_one_come_with_the_flush(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core import Event, FinishEvent, FinishReason, PromptEvent, Rerotation, SamplingParams, Sequence, TokenEvent
+from service.core import (
+    Event,
+    FinishEvent,
+    FinishReason,
+    PageCopy,
+    PromptEvent,
+    Rerotation,
+    SamplingParams,
+    Sequence,
+    TokenEvent,
+)
 from service.engine.detokenize import TextStream
 from service.scaling.policy import RopeWish
 from tests.fakes import PAGE_SIZE, ByteStream, EngineUnderTest, expected_output, next_token
@@ -742,10 +752,10 @@ def test_a_request_whose_page_cannot_be_copied_ends_with_an_error_and_the_others
     under_test.engine.add(under_test.sequence("first", prompt))
     under_test.run()
 
-    def failing(rerotation: Rerotation) -> None:
-        raise MemoryError(rerotation.sequence.request_id)
+    def failing(copies: list[PageCopy]) -> None:
+        raise MemoryError(copies[0].sequence.request_id)
 
-    monkeypatch.setattr(under_test.runner, "rerotate", failing)
+    monkeypatch.setattr(under_test.runner, "copy", failing)
     under_test.engine.add(under_test.sequence("broken", prompt))
     under_test.engine.add(under_test.sequence("other", prompt[1:]))
     under_test.run()

@@ -133,8 +133,8 @@ def test_pages_that_others_hold_are_copied_whatever_the_room_and_only_those() ->
     before = list(first.tables[0].pages)
     assert second.num_computed < NATIVE_LENGTH
     load.scheduler.schedule()
-    moved = load.scheduler.take_rerotations()
-    mine = next(rerotation for rerotation in moved if rerotation.sequence is first)
+    mine = next(each for each in load.scheduler.take_preparations() if each.sequence is first)
+    assert isinstance(mine, Rerotation)
     assert [(move.source, move.number) for move in mine.moves] == [(page, n) for n, page in enumerate(before)]
     copied = [move.source != move.target for move in mine.moves]
     assert copied == [True, True, False]
@@ -178,7 +178,8 @@ def test_moved_pages_leave_the_index_and_return_to_it_under_their_history() -> N
     assert find(digests[:2], history, unscaled) == list(sequence.tables[0].pages[:2])
 
     load.scheduler.schedule()
-    [rerotation] = load.scheduler.take_rerotations()
+    [rerotation] = load.scheduler.take_preparations()
+    assert isinstance(rerotation, Rerotation)
     assert list(load.pages.index) == []
     load.runner.rerotate(rerotation)
     load.scheduler.complete({sequence: 1})

@@ -2,10 +2,10 @@
 
 import pytest
 
-from service.core import PageMove, Segment, Sequence
+from service.core import PageCopy, PageMove, Segment, Sequence
 from service.scaling.policy import RopeWish
 from service.scheduler.prefixes import Prefixes
-from tests.service.growing import POLICY, REPREFILL, Load, Step, answer, expected_growing
+from tests.service.growing import POLICY, REPREFILL, Load, answer, expected_growing
 
 PROMPT = list(range(20, 29))  # two full pages and a token
 STATIC = RopeWish(factor=4.0)
@@ -142,11 +142,6 @@ def test_a_prompt_is_found_as_far_as_its_chunks_have_come() -> None:
 # A part of a page
 
 
-def copies_of(step: Step) -> list[tuple[PageMove, int]]:
-    """The pages that are copied before a step, each with how many of its tokens are wanted."""
-    return [(move, copy.tokens) for copy in step.copies for move in copy.moves]
-
-
 @pytest.mark.parametrize("same", range(12))
 def test_a_request_is_found_down_to_the_token(same: int) -> None:
     load = Load()
@@ -159,6 +154,16 @@ def test_a_request_is_found_down_to_the_token(same: int) -> None:
     assert_as_alone(second)
 
 
+def test_a_part_that_costs_more_to_copy_than_to_compute_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.scheduler.prefixes.LEAST_PART", 2)  # half a page
+    load = Load()
+    load.add("first", list(range(12)), wish=STATIC)
+    load.run()
+    sequences = [load.add(f"{same}", [*range(same), 99, 99, 99], wish=STATIC) for same in (1, 2, 9, 10)]
+    load.run()
+    assert [sequence.num_prefix_tokens for sequence in sequences] == [0, 2, 8, 10]
+
+
 def test_the_page_of_which_a_part_fits_is_copied_and_its_copy_written() -> None:
     load = Load()
     first = load.add("first", list(range(12)), max_tokens=8, wish=STATIC)
@@ -166,7 +171,7 @@ def test_the_page_of_which_a_part_fits_is_copied_and_its_copy_written() -> None:
     second = load.add("second", [*range(10), 99, 99, 99], max_tokens=3, wish=STATIC)
     step = load.step()
     [source, target] = first.tables[0].pages[2], second.tables[0].pages[2]
-    assert (step.rerotations, copies_of(step)) == ([], [(PageMove(source, target, 2), 2)])
+    assert (step.rerotations, step.copies) == ([], [PageCopy(second, (source,), (target,), 2)])
     assert source != target
     assert [load.pages.holders(page) for page in first.tables[0].pages[:3]] == [2, 2, 1]
     assert second.num_rerotations == second.num_other_plan_prefix_tokens == 0
@@ -214,7 +219,7 @@ def test_no_part_reaches_into_the_next_plan() -> None:
     load.scheduler._preempt_youngest({})
     steps = load.run()
     # Two unscaled pages are there, but a token is left to compute before it moves on at eight.
-    assert [tokens for _, tokens in copies_of(steps[0])] == [3]
+    assert [copy.tokens for copy in steps[0].copies] == [3]
     assert [step.tokens for step in steps[:2]] == [{"a": 1}, {"a": 5}]
     assert [len(step.rerotations) for step in steps[:2]] == [0, 1]
     assert_as_its_history(sequence)

@@ -139,12 +139,11 @@ def test_a_part_of_a_page_is_copied_in_every_group_or_in_none() -> None:
     second = load.add("second", [*PROMPT[:14], 1, 1], max_tokens=4, wish=STATIC)
     [copy] = load.step().copies
     assert copy.tokens == 2
-    assert [(move.group, move.number) for move in copy.moves] == [(0, 3), (1, 3)]
+    assert list(copy.targets) == [table.pages[3 - table.first] for table in second.tables]
     assert second.num_prefix_tokens == 14
     load.run()
     # Without the windowed page of that number it is found up to the page before.
-    [windowed] = [move.source for move in copy.moves if move.group == 1]
-    forget(load, windowed)
+    forget(load, copy.sources[1])
     third = load.add("third", [*PROMPT[:14], 2, 2], max_tokens=4, wish=STATIC)
     fourth = load.add("fourth", [*PROMPT[:14], 1, 1, 1], max_tokens=4, wish=STATIC)
     load.run()
