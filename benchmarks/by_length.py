@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.decode_step import PAGE_SIZE, Runs, Step, interleaved, limits
+from benchmarks.decode_step import PAGE_SIZE, Runs, Step, interleaved
+from benchmarks.machine import cpu_name, limits, told
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.source import resolve_model
 from service.evaluation.plots import can_plot
@@ -81,8 +82,8 @@ def report(found: dict[str, Any]) -> str:
     """As a Markdown table."""
     machine = found["machine"]
     lines = [
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, bfloat16, SmolLM2-135M-Instruct, one sequence. "
-        f"The machine reads {machine['read_gb_s']:.0f} GB/s and multiplies at {machine['bf16_gf_s']:.0f} GF/s.",
+        f"{torch.get_num_threads()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct, "
+        f"one sequence. The machine {told(machine)}.",
         "",
         "| tokens | a decoded token beside them, ms | of the reading rate | their prefill, s | tokens a second "
         "| of the product rate |",

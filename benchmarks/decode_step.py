@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.against_peers import cpu_name
+from benchmarks.machine import cpu_name, limits, told
 from model_patches.attention import PagedBatch
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.checkpoint import read_config
@@ -108,19 +108,6 @@ def interleaved(runs: dict[str, Callable[[], Any]], repetitions: int) -> dict[st
     return {name: {"min": min(values), "median": statistics.median(values)} for name, values in times.items()}
 
 
-def limits(repetitions: int) -> dict[str, float]:
-    """GB/s of reading memory and GF/s of a bfloat16 product, the best of many."""
-    memory, matrix = (
-        torch.ones(2**28, dtype=torch.uint8).view(torch.int64),
-        torch.ones(2048, 2048, dtype=torch.bfloat16),
-    )
-    measured = interleaved({"read": lambda: memory.sum(), "product": lambda: matrix @ matrix}, repetitions)
-    return {
-        "read_gb_s": memory.nbytes / measured["read"]["min"] / 1e6,
-        "bf16_gf_s": 2 * 2048**3 / measured["product"]["min"] / 1e6,
-    }
-
-
 def profile(runs: Runs, step: Step, repetitions: int) -> dict[str, float]:
     """Milliseconds, at best, of each kind of operator alone over all layers of a step."""
     config, rows = runs.model.model.config, step.sequences * step.tokens
@@ -185,8 +172,8 @@ def report(results: Mapping[str, Any]) -> str:
     """The figures as Markdown."""
     machine, steps, profiles = results["machine"], results["steps"], results["profiles"]
     lines = [
-        f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct. Reads "
-        f"{machine['read_gb_s']:.1f} GB/s, multiplies bfloat16 at {machine['bf16_gf_s']:.0f} GFLOP/s.",
+        f"{os.cpu_count()} cores ({cpu_name()}), torch {torch.__version__}, bfloat16, SmolLM2-135M-Instruct. The "
+        f"machine {told(machine)}.",
         "",
         "| step | fused ms, min / median | unfused ms, min / median | ratio of medians |",
         "|---|---|---|---|",

@@ -8,28 +8,102 @@ namespace ropewalk::ROPEWALK_LEVEL {
 namespace {
 
 constexpr int kVectors = kPanelColumns / kWidth;
-// Rows whose sums fit into registers.
-constexpr int kRows = kWidth == 16 ? 8 : kWidth == 8 ? 2 : 1;
-// Depth that float32 sums are taken over before they are added up.
+// Vectors of sums that fit into registers beside what is multiplied: those of kRows rows and kTile vectors of columns, or of
+// fewer rows and all columns.
+constexpr int kSums = kWidth == 16 ? 16 : kWidth == 8 ? 12 : 8;
+constexpr int kTile = kWidth == 4 ? 4 : 2;
+constexpr int kRows = kSums / kTile;
+// Depth that sums are taken over before they are added up: a sum of sums errs less than one long sum.
 constexpr std::int64_t kSummed = 64;
 
-ROPEWALK_INLINE void prefetch(const void* panel) {
-  __builtin_prefetch(static_cast<const char*>(panel) + kPrefetchBytes);
-  __builtin_prefetch(static_cast<const char*>(panel) + kPrefetchBytes + 64);
+ROPEWALK_INLINE void prefetch(const void* panel, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64)
+    __builtin_prefetch(static_cast<const char*>(panel) + kPrefetchBytes + at);
 }
 
+// sums += x times some columns of a panel, at one depth of float32.
+template <int Count, int Tile>
+ROPEWALK_INLINE void add_products(const float* x, std::int64_t stride, const float* panel, std::int64_t depth,
+                                  Floats (&sums)[Count][Tile]) {
+  for (std::int64_t k = 0; k < depth; ++k, panel += kPanelColumns) {
+    prefetch(panel, 4 * kWidth * Tile);
+    Floats weights[Tile];
+    ROPEWALK_UNROLL
+    for (int v = 0; v < Tile; ++v) weights[v] = load(panel + kWidth * v);
+    ROPEWALK_UNROLL
+    for (int row = 0; row < Count; ++row) {
+      const Floats value = all(x[row * stride + k]);
+      ROPEWALK_UNROLL
+      for (int v = 0; v < Tile; ++v) sums[row][v] += weights[v] * value;
+    }
+  }
+}
+
+// The same of bfloat16, whose depths lie in pairs.
+template <int Count, int Tile>
+ROPEWALK_INLINE void add_products(const float* x, std::int64_t stride, const std::uint16_t* panel, std::int64_t depth,
+                                  Floats (&sums)[Count][Tile]) {
+  for (std::int64_t k = 0; k < depth; k += 2, panel += 2 * kPanelColumns) {
+    prefetch(panel, 4 * kWidth * Tile);
+    ROPEWALK_UNROLL
+    for (int second = 0; second < 2; ++second) {
+      Floats weights[Tile];
+      ROPEWALK_UNROLL
+      for (int v = 0; v < Tile; ++v) {
+        const Words pairs = load_vector<Words>(panel + 2 * kWidth * v);
+        weights[v] = as_floats(second ? pairs & 0xffff0000u : pairs << 16);
+      }
+      ROPEWALK_UNROLL
+      for (int row = 0; row < Count; ++row) {
+        const Floats value = all(x[row * stride + k + second]);
+        ROPEWALK_UNROLL
+        for (int v = 0; v < Tile; ++v) sums[row][v] += weights[v] * value;
+      }
+    }
+  }
+}
+
+// Rows as float32: they are themselves, or are written to `widened` [Count, kSummed].
 template <int Count>
-ROPEWALK_INLINE void store_sums(const Floats (&sums)[Count][kVectors], float* out) {
+ROPEWALK_INLINE const float* as_float32(const float* x, std::int64_t, std::int64_t, float*) {
+  return x;
+}
+template <int Count>
+ROPEWALK_INLINE const float* as_float32(const std::uint16_t* x, std::int64_t stride, std::int64_t depth, float* widened) {
   for (int row = 0; row < Count; ++row)
-    for (int v = 0; v < kVectors; ++v) store(out + row * kPanelColumns + kWidth * v, sums[row][v]);
+    for (std::int64_t k = 0; k < depth; k += kWidth) store(widened + row * kSummed + k, load(x + row * stride + k));
+  return widened;
 }
 
+template <int Count, typename Element>
+void multiply(const Element* x, std::int64_t stride, const Element* panel, std::int64_t depth, float* out) {
+  constexpr int kTiles = Count * kVectors <= kSums ? 1 : kVectors / kTile, kWide = kVectors / kTiles;
+  constexpr std::int64_t kWords = 4 / sizeof(Element);  // depths that lie side by side
+  Floats totals[kTiles][Count][kWide] = {};
+  alignas(64) float widened[Count * kSummed];
+  for (std::int64_t begin = 0; begin < depth; begin += kSummed) {
+    const std::int64_t length = begin + kSummed < depth ? kSummed : depth - begin;
+    const float* const rows = as_float32<Count>(x + begin, stride, length, widened);
+    const std::int64_t step = sizeof(Element) == 4 ? stride : kSummed;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Floats sums[Count][kWide] = {};
+      add_products<Count, kWide>(rows, step, panel + kWords * kWidth * kWide * tile, length, sums);
+      for (int row = 0; row < Count; ++row)
+        for (int v = 0; v < kWide; ++v) totals[tile][row][v] += sums[row][v];
+    }
+    panel += length * kPanelColumns;
+  }
+  for (int tile = 0; tile < kTiles; ++tile)
+    for (int row = 0; row < Count; ++row)
+      for (int v = 0; v < kWide; ++v) store(out + row * kPanelColumns + kWidth * (kWide * tile + v), totals[tile][row][v]);
+}
+
+#if defined(__AVX512BF16__)
 template <int Count>
 void multiply(const std::uint16_t* x, std::int64_t stride, const std::uint16_t* panel, std::int64_t depth, float* out) {
   Floats sums[Count][kVectors] = {};
   for (std::int64_t k = 0; k < depth; k += 2, panel += 2 * kPanelColumns) {
-    prefetch(panel);
-#if defined(__AVX512BF16__)
+    prefetch(panel, 4 * kPanelColumns);
     const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + kPanelColumns);
 #pragma GCC unroll 8
     for (int row = 0; row < Count; ++row) {
@@ -39,43 +113,11 @@ void multiply(const std::uint16_t* x, std::int64_t stride, const std::uint16_t* 
       sums[row][0] = _mm512_dpbf16_ps(sums[row][0], low, both);
       sums[row][1] = _mm512_dpbf16_ps(sums[row][1], high, both);
     }
-#else
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Words pairs = load_vector<Words>(panel + 2 * kWidth * v);
-      const Floats first = as_floats(pairs << 16), second = as_floats(pairs & 0xffff0000u);
-#pragma GCC unroll 8
-      for (int row = 0; row < Count; ++row) {
-        sums[row][v] += first * widen(x[row * stride + k]);
-        sums[row][v] += second * widen(x[row * stride + k + 1]);
-      }
-    }
+  }
+  for (int row = 0; row < Count; ++row)
+    for (int v = 0; v < kVectors; ++v) store(out + row * kPanelColumns + kWidth * v, sums[row][v]);
+}
 #endif
-  }
-  store_sums<Count>(sums, out);
-}
-
-// In blocks of depth, for a sum of sums errs less than one long sum.
-template <int Count>
-void multiply(const float* x, std::int64_t stride, const float* panel, std::int64_t depth, float* out) {
-  Floats totals[Count][kVectors] = {};
-  for (std::int64_t begin = 0; begin < depth; begin += kSummed) {
-    Floats sums[Count][kVectors] = {};
-    const std::int64_t end = begin + kSummed < depth ? begin + kSummed : depth;
-    for (std::int64_t k = begin; k < end; ++k, panel += kPanelColumns) {
-      prefetch(panel);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const Floats weights = load(panel + kWidth * v);
-#pragma GCC unroll 8
-        for (int row = 0; row < Count; ++row) sums[row][v] += weights * x[row * stride + k];
-      }
-    }
-    for (int row = 0; row < Count; ++row)
-      for (int v = 0; v < kVectors; ++v) totals[row][v] += sums[row][v];
-  }
-  store_sums<Count>(totals, out);
-}
 
 template <typename Element, int Count>
 void multiply_some(const Element* x, std::int64_t stride, std::int64_t rows, const Element* panel, std::int64_t depth,
