@@ -13,10 +13,12 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from model_patches.errors import DamagedModelError
+from model_patches.kernels import build
 from model_patches.loading.load import load_tokenizer
 from model_patches.loading.weights import load_weights, stand_in_config
 from model_patches.pages import KeyValuePages
 from service.build import inspect, load, longest_token_bytes
+from service.build import load_weights as load_weights_and_patch
 from service.cache.pool import CacheShape, allocate_pool
 from service.cli import load_settings
 from service.errors import StartupError
@@ -118,6 +120,37 @@ def test_layers_that_see_windows_share_a_pool(
     each = 16 + 2 * 5 if places == 1 else 24 / 16
     assert metrics.registry.get_sample_value("ropewalk_kv_cache_max_length_requests") == pytest.approx(num_pages / each)
     assert metrics.registry.get_sample_value("ropewalk_kv_cache_bytes") == num_pages * page_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operators", "knows", "warned"),
+    [
+        ("bf16", False, False, True),
+        ("bf16", False, True, False),
+        ("fp32", False, False, False),
+        ("bf16", True, False, False),
+    ],
+)
+def test_slow_products_are_warned_of_where_layers_are_not_fused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
+    operators: bool,
+    knows: bool,
+    warned: bool,
+) -> None:
+    if operators and not build.load():
+        pytest.skip("there is no compiler")
+    tiny(FAMILIES["llama"]).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: knows)
+    chosen = Settings.model_validate(
+        {"model": str(tmp_path), "device": "cpu", "dtype": dtype, "cpu_operators": operators}
+    )
+    load_weights_and_patch(chosen, inspect(chosen))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("dtype float32 is faster" in message) for message in told] == [True] * warned
 
 
 def with_config(original: Path, folder: Path, **changes: Any) -> Path:
