@@ -175,10 +175,25 @@ class RealEngine:
 
 def assert_like_reference(engine: RealEngine, reference: Any, request_id: str, tolerance: float = 1e-4) -> None:
     """Logits within the tolerance; each token the reference's own choice, unless its margin is below the error."""
+    _assert_like(engine, request_id, logits_of(reference, engine, request_id), tolerance)
+
+
+def assert_like_exact(
+    engine: RealEngine, exact: Any, inexact: Any, request_id: str, tolerance: float, times_inexact: float
+) -> None:
+    """The same against a reference in float64, or at most so many times as far from it as one in float32 is."""
+    expected = logits_of(exact, engine, request_id)
+    if float((engine.logits(request_id) - expected).abs().max()) > tolerance:
+        own = float((logits_of(inexact, engine, request_id) - expected).abs().max())
+        tolerance = max(tolerance, times_inexact * own)
+    _assert_like(engine, request_id, expected, tolerance)
+
+
+def logits_of(reference: Any, engine: RealEngine, request_id: str) -> torch.Tensor:
+    """A reference's logits for the tokens of a request, from the one that its first token was chosen from."""
     sequence = engine.sequences[request_id]
     tokens = sequence.prompt + sequence.output[:-1]
-    expected = reference_logits(reference, sequence.choice.plan, tokens, len(sequence.prompt) - 1)
-    _assert_like(engine, request_id, expected, tolerance)
+    return reference_logits(reference, sequence.choice.plan, tokens, len(sequence.prompt) - 1)
 
 
 def assert_like_stock(engine: RealEngine, reference: Any, request_id: str, tolerance: float) -> None:

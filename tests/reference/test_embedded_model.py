@@ -12,7 +12,7 @@ from model_patches.loading.load import LoadedModel, load_model
 from model_patches.plan import PositionPlan
 from model_patches.rope_config import read_geometry
 from service.scaling.policy import Policy, RopeWish
-from tests.reference.harness import RealEngine, assert_like_reference, reference_logits
+from tests.reference.harness import RealEngine, assert_like_exact, assert_like_reference, reference_logits
 from tests.reference.text import real_text
 
 LENGTHS = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 100, 128, 200, 256, 300, 511, 513, 1000, 2000]
@@ -73,18 +73,8 @@ def test_greedy_text_of_20_prompts_batched_and_chunked_is_that_of_transformers(
     assert len([step for step in engine.runner.steps if "2000" in step]) > 8
     for length in LENGTHS:
         # Fused layers sum in blocks. The products of others are torch's, so that they err where transformers does.
-        tolerance = 2e-4 if fuse else max(1e-4, 2 * float32_error(engine, reference, exact_reference, f"{length}"))
-        assert_like_reference(engine, exact_reference, f"{length}", tolerance)
-
-
-def float32_error(engine: RealEngine, reference: Any, exact_reference: Any, request_id: str) -> float:
-    """How far transformers in float32 is off for the tokens of a request."""
-    sequence = engine.sequences[request_id]
-    tokens, start = sequence.prompt + sequence.output[:-1], len(sequence.prompt) - 1
-    own, exact = (
-        reference_logits(model, sequence.choice.plan, tokens, start) for model in (reference, exact_reference)
-    )
-    return float((own - exact).abs().max())
+        tolerance, times = (2e-4, 1) if fuse else (1e-4, 2)
+        assert_like_exact(engine, exact_reference, reference, f"{length}", tolerance, times)
 
 
 @pytest.mark.parametrize(("factor", "length"), [(2.0, 400), (4.0, 900)])

@@ -15,7 +15,7 @@ from model_patches.rope_config import read_geometry
 LENGTH, SCORED = 512, 64
 
 
-@pytest.mark.parametrize(("factor", "bound"), [(1.25, 0.002), (2.0, 0.02)])
+@pytest.mark.parametrize(("factor", "bound"), [pytest.param(1.25, 0.002, marks=pytest.mark.long), (2.0, 0.02)])
 def test_a_growth_step_stays_close_to_a_fresh_prefill_and_stale_keys_do_not(
     embedded_model_folder: Path, factor: float, bound: float
 ) -> None:
