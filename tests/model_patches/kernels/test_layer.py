@@ -225,7 +225,7 @@ def logits_in_two_steps(
 
 @settings(deadline=None, max_examples=120)
 @given(
-    shape=shapes(torch.float32),
+    shape=shapes(torch.float32, least_hidden=8),  # RMSNorm of one number or two is little more than a sign
     lengths=LENGTHS,
     level=st.sampled_from(list(Level)),
     threads=st.integers(1, 2),
