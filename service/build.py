@@ -42,7 +42,7 @@ from service.distributed.group import smallest
 from service.distributed.leader import Leader, LeadingRunner
 from service.distributed.place import ALONE, Place
 from service.distributed.refusals import check_split
-from service.engine.detokenize import text_streams
+from service.engine.detokenize import NewTextStream, text_streams
 from service.engine.engine import Engine
 from service.engine.grammar import GrammarFactory
 from service.engine.runner import ModelRunner, Runner, warm_up
@@ -129,6 +129,7 @@ class LoadedServer:
     Attributes:
         engine: running and warm.
         tokenizer: of the model.
+        new_text_stream: makes detokenisers.
         generation: what the model's files say about stopping and sampling.
         vocabulary: how many token ids the model knows.
         longest_token: see `longest_token_bytes`.
@@ -138,6 +139,7 @@ class LoadedServer:
 
     engine: EngineThread
     tokenizer: PreTrainedTokenizerFast
+    new_text_stream: NewTextStream
     generation: GenerationDefaults
     vocabulary: int
     longest_token: int | None
@@ -236,7 +238,7 @@ def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights
         )
     except ModelError as error:
         raise StartupError(str(error)) from error
-    if not model.is_fused and is_slow(device, dtype):
+    if not model.is_fused and multiplies_slowly(device, dtype):
         logger.warning(
             "this processor does not know %s, which torch then multiplies some twenty times as slowly as float32, and "
             "the layers of this model are not fused: dtype float32 is faster and takes twice the memory",
@@ -254,7 +256,7 @@ def load_weights(settings: Settings, inspected: InspectedModel) -> LoadedWeights
     return LoadedWeights(folder, loaded, model, shape, num_bytes)
 
 
-def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
+def multiplies_slowly(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch multiplies numbers of this type without instructions that are made for them."""
     knows_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return device.type == "cpu" and dtype == torch.bfloat16 and not knows_bfloat16
@@ -341,9 +343,10 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
         windows=needs.windows,
     )
     tokenizer: Tokenizer = loaded.tokenizer.backend_tokenizer
+    new_text_stream = text_streams(tokenizer)
     engine = EngineThread(
         Engine(
-            *(runner, scheduler, text_streams(tokenizer), metrics, shape.page_bytes),
+            *(runner, scheduler, new_text_stream, metrics, shape.page_bytes),
             max_draft=settings.num_speculative_tokens,
             max_rows_with_drafts=ROWS_THAT_COST_LITTLE[device.type],
         ),
@@ -359,6 +362,7 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     return LoadedServer(
         engine,
         loaded.tokenizer,
+        new_text_stream,
         loaded.generation,
         loaded.model.config.vocab_size,
         longest_token_bytes(tokenizer),

@@ -313,13 +313,15 @@ def fake_server(
     def load() -> LoadedServer:
         before_load()
         backend: Tokenizer = tokenizer.backend_tokenizer
-        core = Engine(parts.runner, parts.scheduler, text_streams(backend), parts.metrics, page_bytes=100)
+        new_text_stream = text_streams(backend)
+        core = Engine(parts.runner, parts.scheduler, new_text_stream, parts.metrics, page_bytes=100)
         engine = EngineThread(core, parts.metrics, max_running=checked.max_running, max_queued=checked.max_queued)
         engine.start()
         defaults = generation or GenerationDefaults(frozenset(end_tokens), temperature=0.0)
         grammars = GrammarFactory(backend, defaults.end_token_ids)
         longest = build.longest_token_bytes(backend)
-        return LoadedServer(engine, tokenizer, defaults, VOCABULARY, longest, grammars, ChatTemplate(tokenizer))
+        template = ChatTemplate(tokenizer)
+        return LoadedServer(engine, tokenizer, new_text_stream, defaults, VOCABULARY, longest, grammars, template)
 
     geometry = replace(GEOMETRY, original_length=native_length, native_length=native_length)
     inspected = InspectedModel(MODEL, Policy(geometry), torch.device("cpu"), torch.float32)

@@ -78,7 +78,7 @@ ROPEWALK_INLINE const float* as_float32(const std::uint16_t* x, std::int64_t str
 template <int Count, typename Element>
 void multiply(const Element* x, std::int64_t stride, const Element* panel, std::int64_t depth, float* out) {
   constexpr int kTiles = Count * kVectors <= kSums ? 1 : kVectors / kTile, kWide = kVectors / kTiles;
-  constexpr std::int64_t kWords = 4 / sizeof(Element);  // depths that lie side by side
+  constexpr std::int64_t kDepths = 4 / sizeof(Element);  // depths that lie side by side
   Floats totals[kTiles][Count][kWide] = {};
   alignas(64) float widened[Count * kSummed];
   for (std::int64_t begin = 0; begin < depth; begin += kSummed) {
@@ -87,7 +87,7 @@ void multiply(const Element* x, std::int64_t stride, const Element* panel, std::
     const std::int64_t step = sizeof(Element) == 4 ? stride : kSummed;
     for (int tile = 0; tile < kTiles; ++tile) {
       Floats sums[Count][kWide] = {};
-      add_products<Count, kWide>(rows, step, panel + kWords * kWidth * kWide * tile, length, sums);
+      add_products<Count, kWide>(rows, step, panel + kDepths * kWidth * kWide * tile, length, sums);
       for (int row = 0; row < Count; ++row)
         for (int v = 0; v < kWide; ++v) totals[tile][row][v] += sums[row][v];
     }

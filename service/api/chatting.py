@@ -37,11 +37,11 @@ class Chat:
         self._tools: Tools | None = None
         self._reasoning = None if self._written else self._template.reasoning
         self._begins_inside = False
-        if body.tools and body.tells_tools:
+        if body.told_tools:
             if self._written is not None:
                 param = self._written.param.split(".")[0]
                 raise RequestError(f"{param}: goes with tools only where tool_choice is none", param=param)
-            tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+            tools = [tool.model_dump(exclude_none=True) for tool in body.told_tools]
             self._tools = Tools(
                 self._template.require_tool_format(), functions_of(tools), body.parallel_tool_calls is False
             )

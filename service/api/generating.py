@@ -60,8 +60,8 @@ async def completions(body: CompletionRequest, request: Request, server: ServerD
     async def read_prompts() -> list[list[int]]:
         token_ids = await _read(server, prompts)
         if body.echo:
-            tokenizer = server.require_loaded().tokenizer.backend_tokenizer
-            echo.extend(await asyncio.to_thread(lambda: [pieces(tokenizer, prompt) for prompt in token_ids]))
+            new_stream = server.require_loaded().new_text_stream
+            echo.extend(await asyncio.to_thread(lambda: [pieces(new_stream(frozenset()), ids) for ids in token_ids]))
         return token_ids
 
     order = Order(

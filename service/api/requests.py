@@ -266,9 +266,9 @@ class ChatRequest(TemplateFields, OpenAIFields):
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
 
     @property
-    def tells_tools(self) -> bool:
-        """Whether the model is told of tools."""
-        return bool(self.tools) and self.tool_choice != "none"
+    def told_tools(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 class PlanRequest(TemplateFields):

@@ -25,8 +25,12 @@ class TextStream(Protocol):
         ...
 
 
-def text_streams(tokenizer: Tokenizer) -> Callable[[frozenset[int]], TextStream]:
-    """What makes a detokeniser for each sequence, which shows the special tokens that it is given."""
+NewTextStream = Callable[[frozenset[int]], TextStream]
+"""Makes a detokeniser for each sequence, which shows the special tokens that it is given and leaves out the others."""
+
+
+def text_streams(tokenizer: Tokenizer) -> NewTextStream:
+    """The fastest that gives this tokenizer's text. To be made once: what sequences can share, it keeps."""
     if is_byte_level(tokenizer):
         return partial(ByteLevelDetokenizer, TokenBytes(tokenizer))
     return partial(Detokenizer, tokenizer)
@@ -87,9 +91,13 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
-def pieces(tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[tuple[int, str]]:
-    """Each of some tokens with the text that it completes; together that is their text, special tokens left out."""
-    stream = text_streams(tokenizer)(frozenset())
+def pieces(stream: TextStream, token_ids: Iterable[int]) -> list[tuple[int, str]]:
+    """Each of some tokens with the text that it completes; together that is their text.
+
+    Args:
+        stream: a new one.
+        token_ids: in order.
+    """
     found = [(token, stream.push(token)) for token in token_ids]
     if found:
         token, text = found[-1]

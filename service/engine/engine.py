@@ -6,7 +6,6 @@ Knows sequences, the scheduler and a runner. Does not know HTTP, asyncio or the 
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -14,7 +13,7 @@ import torch
 
 from service.core import FinishEvent, FinishReason, PageCopy, Rerotation, Sequence, Timing, TokenEvent
 from service.engine import grammar, logprobs, penalties, sampler
-from service.engine.detokenize import TextStream
+from service.engine.detokenize import NewTextStream, TextStream
 from service.engine.grammar import Matcher
 from service.engine.logprobs import TokenLogprobs
 from service.engine.penalties import Adjustments
@@ -53,7 +52,7 @@ class Engine:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        new_text_stream: Callable[[frozenset[int]], TextStream],
+        new_text_stream: NewTextStream,
         metrics: Metrics,
         page_bytes: int,
         *,

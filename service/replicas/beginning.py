@@ -57,7 +57,7 @@ class BeginningReader:
 
     async def _tokens(self, request: GenerateRequest | CompletionRequest | ChatRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            text = await render(self._template, request.messages, request, tells_tools=request.tells_tools)
+            text = await render(self._template, request.messages, request, tells_tools=bool(request.told_tools))
             return await self._encode(text, add_special_tokens=False)
         prompt = request.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

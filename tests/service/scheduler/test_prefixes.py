@@ -4,7 +4,7 @@ import pytest
 
 from service.core import PageCopy, PageMove, Segment, Sequence
 from service.scaling.policy import RopeWish
-from service.scheduler.prefixes import Prefixes
+from service.scheduler.prefixes import Prefix, Prefixes
 from tests.service.growing import POLICY, REPREFILL, Load, answer, expected_growing
 
 PROMPT = list(range(20, 29))  # two full pages and a token
@@ -139,6 +139,19 @@ def test_a_prompt_is_found_as_far_as_its_chunks_have_come() -> None:
     assert_as_alone(second)
 
 
+def assert_nothing_fits(load: Load, running: Sequence, waiting: Sequence) -> list[Prefix]:
+    """A sequence that waits gets none of its candidates, and trying changes nothing, also for one that runs."""
+    free, kept = load.pages.num_free, load.pages.num_kept
+    prefixes = Prefixes(load.pages, load.scheduler.needs, enabled=True)
+    candidates = list(prefixes.candidates(waiting))
+    for prefix in candidates:
+        assert prefixes.attach(waiting, prefix, spare=1) is None
+        assert (load.pages.num_free, load.pages.num_kept) == (free, kept)
+        assert (waiting.tables, waiting.num_computed, waiting.stage) == ([], 0, 0)
+        assert [load.pages.holders(page) for page in running.tables[0].pages] == [1, 1, 1]
+    return candidates
+
+
 # A part of a page
 
 
@@ -245,13 +258,8 @@ def test_what_was_copied_is_let_go_where_its_sequence_has_to_wait() -> None:
     running = load.add("running", PROMPT, max_tokens=5)
     load.step()
     waiting = load.add("waiting", [*PROMPT[:6], 1, 2, 3])
-    free, kept = load.pages.num_free, load.pages.num_kept
-    prefixes = Prefixes(load.pages, load.scheduler.needs, enabled=True)
-    assert [prefix.part.tokens for prefix in prefixes.candidates(waiting)] == [2, 0, 0]
-    for prefix in prefixes.candidates(waiting):
-        assert prefixes.attach(waiting, prefix, spare=1) is None
-        assert (load.pages.num_free, load.pages.num_kept) == (free, kept)
-        assert [load.pages.holders(page) for page in running.tables[0].pages] == [1, 1, 1]
+    tried = assert_nothing_fits(load, running, waiting)
+    assert [prefix.part.tokens for prefix in tried] == [2, 0, 0]
     load.run()
     assert_as_alone(running, waiting)
 
@@ -432,16 +440,30 @@ def test_a_request_for_which_nothing_fits_changes_nothing_and_waits() -> None:
     running = load.add("running", PROMPT, max_tokens=5)
     load.step()
     waiting = load.add("waiting", [*PROMPT, 1, 2, 3, 4], wish=ANY_PLAN)
-    free, kept = load.pages.num_free, load.pages.num_kept
-    prefixes = Prefixes(load.pages, load.scheduler.needs, enabled=True)
-    for prefix in prefixes.candidates(waiting):
-        assert prefixes.attach(waiting, prefix, spare=1) is None
-        assert (load.pages.num_free, load.pages.num_kept) == (free, kept)
-        assert (waiting.tables, waiting.num_computed, waiting.stage) == ([], 0, 0)
-        assert [load.pages.holders(page) for page in running.tables[0].pages] == [1, 1, 1]
+    assert_nothing_fits(load, running, waiting)
     load.run()
     assert_as_alone(running)
     assert_as_its_history(waiting)
+
+
+def test_a_sequence_that_grew_into_the_plan_of_its_prefix_moves_nothing_when_it_goes_that_way_again() -> None:
+    load = Load(refresh_tokens=4)
+    load.add("scaled", PROMPT, wish=RopeWish(factor=1.25))
+    load.run()
+    sequence = load.add("a", PROMPT, max_tokens=4, wish=RopeWish(prefix_reuse="rerotate"))
+    steps = []
+    while sequence.num_rerotations == 0:
+        steps.append(load.step())
+    unscaled, scaled, *_ = sequence.choice.rungs
+    moved = [(rerotation.old, rerotation.new) for step in steps for rerotation in step.rerotations]
+    assert moved == [(scaled, unscaled), (unscaled, scaled)]
+    assert sequence.history == [Segment(0, scaled), Segment(6, scaled)]
+    load.scheduler._preempt_youngest({})
+    load.pages.release(load.pages.allocate(load.num_pages))  # nothing is kept
+    steps = load.run()
+    assert [step.rerotations for step in steps] == [[] for _ in steps]
+    assert sum(step.tokens.get("a", 0) for step in steps) == 12  # all but the last, which nothing follows
+    assert sequence.output[-1] == answer(sequence.tokens(0, 12), sequence.history)
 
 
 def test_a_sequence_that_has_answered_already_is_not_given_another_history() -> None:
