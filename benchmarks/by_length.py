@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.decode_step import PAGE_SIZE, Runs, Step, interleaved
+from benchmarks.decode_step import Runs, Step, interleaved
 from benchmarks.machine import cpu_name, limits, told
-from model_patches.loading.cache import default_cache_dir
-from model_patches.loading.source import resolve_model
 from service.evaluation.plots import can_plot
 
 CHUNK = 512
@@ -52,7 +50,7 @@ def sizes(runs: Runs) -> dict[str, int]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds and seconds by length, and their share of the machine's limits."""
     longest = max(arguments.lengths)
-    runs = Runs(resolve_model(None, cache_dir=default_cache_dir()), longest + PAGE_SIZE, fuse=True)
+    runs = Runs.of_embedded(longest + 16, fuse=True)
     machine, needed = limits(arguments.repetitions), sizes(runs)
     steps = {length: Step(f"{length} cached", 1, 1, length) for length in arguments.lengths}
     decoding = interleaved(

@@ -48,6 +48,8 @@ class PagedBatch:
         groups: where layers differ in what pages they keep, the batch of each group of layers, this one among them:
             alike in all but slots, block table and window. Empty where all layers keep the same pages.
         group_of: of each layer, which of the groups it is in; empty likewise.
+        lengths_are_bounds: whether the lists of lengths say only how long sequences can be: so it is in a step that is
+            recorded, see `model_patches.recorded`. The tensors say how long they are.
     """
 
     layers: Sequence[KeyValuePages]
@@ -61,6 +63,7 @@ class PagedBatch:
     window: int | None = None
     groups: Sequence["PagedBatch"] = ()
     group_of: Sequence[int] = ()
+    lengths_are_bounds: bool = False
     _masks: dict[tuple[int, int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _spans: dict[int | None, list["Span"]] = field(default_factory=dict)
 
@@ -209,8 +212,12 @@ def paged_attention_forward(
     packed = query[0].transpose(0, 1)
     if softcap is None and slopes is None and _reads_by_varlen(query, value, pages):
         return attend_varlen(packed, pages, paged_batch, scaling, window, s_aux)[None], None
-    has_operator = ops.supports(query.device, query.dtype, pages.keys.dtype) and ops.are_loaded()
-    attend = attend_operator if has_operator else attend_sdpa
+    if ops.supports(query.device, query.dtype, pages.keys.dtype) and ops.are_loaded():
+        attend = attend_operator
+    elif paged_batch.lengths_are_bounds:
+        raise UnsupportedModelError(f"{type(module).__name__} attends one sequence at a time, which cannot be recorded")
+    else:
+        attend = attend_sdpa
     return attend(packed, pages, paged_batch, scaling, window, s_aux, softcap, slopes)[None], None
 
 

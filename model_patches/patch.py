@@ -4,6 +4,8 @@ Knows the seams of transformers' models: the rotary module, the attention functi
 it. Does not know how sequences are scheduled or where their pages come from.
 """
 
+import logging
+import time
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -18,9 +20,12 @@ from model_patches.fixed_positions import patch_positions
 from model_patches.geometry import RopeGeometry
 from model_patches.own_attention import OwnAttention, falcon_key_heads, is_own
 from model_patches.plan import PositionPlan
+from model_patches.recorded import DecodeShape, RecordedDecoding, Recorder
 from model_patches.rotary import FrequencyTable, replace_rotary
 from model_patches.tensor_parallel import kv_heads_of_one
 from model_patches.windows import observe_windows
+
+_log = logging.getLogger(__name__)
 
 _KEEPS_KEYWORDS = frozenset({"stablelm"})
 """Model types whose decoder layers do not hand their keyword arguments on to attention."""
@@ -65,6 +70,7 @@ class PatchedModel:
         if model.config.model_type in _KEEPS_KEYWORDS:
             for layer in model.base_model.layers:
                 _HandedOn(layer, layer.self_attn)
+        self._recorded: RecordedDecoding | None = None
         self._fused = None
         if fuse and isinstance(positions, RopeGeometry):
             plans_hold_for_all = not self.local_layers
@@ -146,6 +152,23 @@ class PatchedModel:
         else:
             self._own_attention.use(implementation)
 
+    def record_decoding(self, shape: DecodeShape, record: Recorder) -> None:
+        """Have decode steps replayed from now on, if replays come out as the steps do. One line is logged.
+
+        Args:
+            shape: of the steps; what its pool holds is overwritten.
+            record: on the device of the model.
+        """
+        start = time.monotonic()
+        recorded = RecordedDecoding(self._forward_unfused, self._frequencies, shape, record)
+        try:
+            recorded.record_all()
+        except UnsupportedModelError as reason:
+            _log.warning("decode steps are not recorded, which makes them slower: %s", reason)
+            return
+        self._recorded = recorded
+        _log.info("decode steps of up to %d rows recorded in %.1f s", shape.sizes[-1], time.monotonic() - start)
+
     @torch.inference_mode()
     def forward(
         self,
@@ -165,12 +188,14 @@ class PatchedModel:
             batch: pages and block tables of the step.
 
         Returns:
-            float32 [R, vocabulary].
+            float32 [R, vocabulary]; good until the next step.
         """
         if self._fused is not None and not self._fused.takes(batch):
             self._fused.restore()
             self._fused = None
         run = self._forward_unfused if self._fused is None else self._fused.forward
+        if self._recorded is not None and self._recorded.takes(token_ids, logits_at, batch):
+            run = self._recorded.forward
         return run(token_ids, positions, plan_rows, logits_at, batch)
 
     @torch.inference_mode()

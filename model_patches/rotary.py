@@ -14,6 +14,8 @@ from model_patches.geometry import LocalRope, RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.schemes.frequencies import geometric_series
 
+FIRST_ROWS = 64  # as a rule, a server has a dozen plans
+
 Columns = Literal["pairs", "halves", "neighbours"]
 """How cos and sin of d/2 pairs lie in a rotary module's output: once each (gpt-oss); twice, pair i in columns i and
 i + d/2 (most), or in 2i and 2i + 1 (Cohere)."""
@@ -22,9 +24,10 @@ i + d/2 (most), or in 2i and 2i + 1 (Cohere)."""
 class FrequencyTable(nn.Module):
     """The inverse frequencies and attention factors of all plans in use, one row each.
 
-    Rows are only ever added, never changed, so a row number stays good for the life of the table. Angles are computed
-    from them for each step rather than kept: a table of cos and sin would take 8 bytes for every pair and position of
-    every plan (268 MB for one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
+    Rows are only ever added, never changed, so a row number stays good for the life of the table, and where a row lies
+    until the table is full: then larger buffers take the place of both. Angles are computed from them for each step
+    rather than kept: a table of cos and sin would take 8 bytes for every pair and position of every plan (268 MB for
+    one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
     """
 
     inv_freq: torch.Tensor
@@ -38,8 +41,9 @@ class FrequencyTable(nn.Module):
             device: where the model runs.
         """
         super().__init__()
-        self.register_buffer("inv_freq", torch.empty(0, pairs, dtype=torch.float64, device=device), persistent=False)
-        self.register_buffer("attention_factor", torch.empty(0, dtype=torch.float64, device=device), persistent=False)
+        inv_freq = torch.zeros(FIRST_ROWS, pairs, dtype=torch.float64, device=device)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("attention_factor", inv_freq.new_zeros(FIRST_ROWS), persistent=False)
         self._rows: dict[PositionPlan, int] = {}
 
     def row(self, plan: PositionPlan) -> int:
@@ -47,10 +51,11 @@ class FrequencyTable(nn.Module):
         row = self._rows.get(plan)
         if row is None:
             row = self._rows[plan] = len(self._rows)
-            self.inv_freq = torch.cat([self.inv_freq, self.inv_freq.new_tensor([plan.inv_freq])])
-            self.attention_factor = torch.cat(
-                [self.attention_factor, self.attention_factor.new_tensor([plan.attention_factor])]
-            )
+            if row == len(self.inv_freq):
+                self.inv_freq = torch.cat([self.inv_freq, torch.zeros_like(self.inv_freq)])
+                self.attention_factor = torch.cat([self.attention_factor, torch.zeros_like(self.attention_factor)])
+            self.inv_freq[row] = self.inv_freq.new_tensor(plan.inv_freq)
+            self.attention_factor[row] = plan.attention_factor
         return row
 
 

@@ -31,6 +31,7 @@ from model_patches.loading.lora import check_adapter
 from model_patches.loading.quantize import check_quantization, weight_bytes
 from model_patches.loading.source import resolve_config, resolve_model
 from model_patches.patch import PatchedModel
+from model_patches.recorded import CudaRecorder
 from model_patches.tensor_parallel import check_tensor_parallel
 from service.cache.groups import group_layers, layers_of_a_page
 from service.cache.needs import PageNeeds
@@ -306,7 +307,8 @@ def load_runner(settings: Settings, inspected: InspectedModel, place: Place) -> 
     )
     if place.size > 1:  # pages have the same numbers everywhere
         num_pages = smallest(num_pages, device)
-    runner = ModelRunner(weights.model, allocate_pool(shape, num_pages, device), groups)
+    pool = allocate_pool(shape, num_pages + records_decoding(settings, device), device)  # a last page that is nobody's
+    runner = ModelRunner(weights.model, pool, groups)
     return LoadedRunner(weights, shape, needs, num_pages, runner)
 
 
@@ -356,6 +358,8 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
     )
     engine.start()
     engine.run(lambda: warm_up(runner, pages, policy, needs.groups))
+    if records_decoding(settings, device):
+        engine.run(lambda: computing.runner.record_decoding(policy.max_length, settings.max_running, CudaRecorder()))
     metrics.memory.held = {"weights": weights.bytes, "cache": num_pages * shape.page_bytes}
     metrics.cache_requests.set(needs.sequences(num_pages, policy.max_length))
     _log_ready(inspected, shape, num_pages, needs)
@@ -369,6 +373,11 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
         GrammarFactory(tokenizer, loaded.generation.end_token_ids),
         ChatTemplate(loaded.tokenizer),
     )
+
+
+def records_decoding(settings: Settings, device: torch.device) -> bool:
+    """Whether decode steps are to be replayed. Of a model that is split, each would wait for the others in its own."""
+    return settings.cuda_graphs and device.type == "cuda" and settings.tensor_parallel == 1
 
 
 def load_with_others(settings: Settings, inspected: InspectedModel, leader: Leader) -> tuple[LoadedRunner, Runner]:

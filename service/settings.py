@@ -131,6 +131,11 @@ class Settings(BaseSettings):
     cpu_operators: bool = Field(
         True, description="run on the C++ operators where there is a compiler; --no-cpu-operators: on torch's own"
     )
+    cuda_graphs: bool = Field(
+        True,
+        description="replay decode steps on CUDA instead of launching their kernels one by one; "
+        "--no-cuda-graphs: launch them",
+    )
     deterministic: bool = Field(
         False,
         description="the same request gives the same bits alone and under load, in whatever steps it is computed",

@@ -155,8 +155,13 @@ def _by_group(
             for group, (slots, block_table) in zip(groups[1:], others, strict=True)
         ),
     ]
+    return replace(first, groups=batches, group_of=groups_of_layers(groups))
+
+
+def groups_of_layers(groups: Sequence[LayerGroup]) -> list[int]:
+    """Of each layer of the model, which of the groups it is in."""
     group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
-    return replace(first, groups=batches, group_of=[group_of[layer] for layer in range(len(first.layers))])
+    return [group_of[layer] for layer in sorted(group_of)]
 
 
 def _on(device: torch.device, numbers: npt.NDArray[Any]) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
+from model_patches.recorded import DecodeShape, Recorder
 from model_patches.rerotation import PagesToMove, copy_pages, rerotate
 from service import core
 from service.cache.groups import LayerGroup
@@ -27,7 +28,7 @@ class Runner(Protocol):
 
         Returns:
             float32 logits [R, vocabulary], for each sequence after the tokens that `logits_wanted` names, in the
-            step's order.
+            step's order; good until the next step.
         """
         ...
 
@@ -56,6 +57,20 @@ class ModelRunner:
         self.groups = groups
         place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
         self.layers = [pool[place.get(layer, layer)] for layer in range(model.layers)]
+
+    def record_decoding(self, longest: int, most_rows: int, record: Recorder) -> None:
+        """Have decode steps replayed, where the model can: before the pool holds anything. Its last page must be
+        nobody's.
+
+        Args:
+            longest: tokens of the longest sequence.
+            most_rows: sequences of one step, at most.
+            record: on the model's device.
+        """
+        windows = [group.window for group in self.groups] or [None]
+        self.model.record_decoding(
+            DecodeShape(self.layers, windows, batch.groups_of_layers(self.groups), longest, most_rows), record
+        )
 
     def forward(self, step: Mapping[core.Sequence, int]) -> torch.Tensor:
         return self.compute(step)

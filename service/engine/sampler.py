@@ -7,6 +7,7 @@ own, one number a token, so that its choices do not depend on what else is in th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class SamplingTensors:
         top_p: float32 [S, 1].
         min_p: float32 [S, 1].
         draws: float64 [S, 1], uniform in [0, 1).
+        cut: int64 [C], which of these S rows top_k or top_p may cut: known without asking a device.
     """
 
     rows: torch.Tensor
@@ -37,6 +39,7 @@ class SamplingTensors:
     top_p: torch.Tensor
     min_p: torch.Tensor
     draws: torch.Tensor
+    cut: torch.Tensor
 
 
 _NONE_SAMPLED = SamplingTensors(
@@ -46,6 +49,7 @@ _NONE_SAMPLED = SamplingTensors(
     top_p=torch.empty(0),
     min_p=torch.empty(0),
     draws=torch.empty(0, dtype=torch.float64),
+    cut=torch.empty(0, dtype=torch.int64),
 )
 
 
@@ -73,7 +77,7 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
         numbers.append((max(of.temperature, LEAST_TEMPERATURE), top_k, of.top_p, of.min_p, sequence.next_draw(earlier)))
     temperature, top_k, top_p, min_p, draws = np.array(numbers).T[..., None]
 
-    def tensor(column: NDArray[np.float64], dtype: type[np.number]) -> torch.Tensor:
+    def tensor(column: NDArray[Any], dtype: type[np.number]) -> torch.Tensor:
         return torch.from_numpy(column.astype(dtype)).to(device)
 
     return SamplingTensors(
@@ -83,6 +87,7 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
         top_p=tensor(top_p, np.float32),
         min_p=tensor(min_p, np.float32),
         draws=tensor(draws, np.float64),
+        cut=tensor(np.flatnonzero((top_k < vocabulary) | (top_p < 1)), np.int64),
     )
 
 
@@ -135,8 +140,7 @@ def _falling(logits: torch.Tensor) -> torch.Tensor:
 
 def _filter(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
     """Probabilities [S, vocabulary] after top_k, top_p and min_p, not renormalised."""
-    is_cut = (tensors.top_k < logits.shape[-1]) | (tensors.top_p < 1)
-    [rows] = torch.nonzero(is_cut[:, 0], as_tuple=True)
+    rows = tensors.cut
     if len(rows) > 0:
         kept = _keep_likeliest(logits[rows], tensors.top_k[rows], tensors.top_p[rows])
         logits = logits.index_copy(0, rows, kept)
@@ -154,13 +158,12 @@ def _keep_likeliest(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tens
     kth = ordered.gather(-1, top_k - 1)
     mass = ordered.masked_fill(ordered < kth, -torch.inf).softmax(dim=-1)
     is_before = (mass.cumsum(dim=-1) - mass < top_p) | (top_p >= 1)
-    is_before[:, 0] = True
+    is_before[:, 0].fill_(True)
     count = is_before.sum(dim=-1, keepdim=True)
     least = ordered.gather(-1, count - 1).maximum(kth)
     equal = logits == least
     room = count - (ordered > least).sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
-        equal &= equal.cumsum(dim=-1) <= room
+    equal &= equal.cumsum(dim=-1) <= room
     return logits.masked_fill((logits <= least) & ~equal, -torch.inf)
 
 

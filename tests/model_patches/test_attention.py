@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import varlen
-from torch.nn.attention.varlen import AuxRequest
 
 from model_patches import attention
 from model_patches.attention import attend_sdpa, attend_varlen, page_size_for, paged_attention_forward
@@ -19,6 +18,7 @@ from model_patches.errors import UnsupportedModelError
 from model_patches.kernels import ops
 from tests.model_patches.kernels import reference
 from tests.model_patches.paged import RandomBatch, attention_by_definition, forget_what_is_behind, random_batch
+from tests.model_patches.varlen import emulated_varlen_attn
 
 SCALE = 0.3
 MODULE = SimpleNamespace(layer_idx=0)
@@ -190,52 +190,6 @@ def test_a_sequence_attends_bit_for_bit_alike_alone_and_in_any_batch() -> None:
             seqused_k=batch.batch.seqused_k[row : row + 1],
         )
         assert torch.equal(attend_sdpa(batch.query[start:stop], alone.layers[0], alone, SCALE, None), together[row])
-
-
-def emulated_varlen_attn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: AuxRequest,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-    num_splits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`torch.nn.attention.varlen.varlen_attn` by its documentation, for CPU: causal masks are aligned at the end.
-
-    Of the log-sum-exp, what it says of its shape is not true: [heads, T], as its own registration for tracing has it.
-    """
-    assert return_aux.lse
-    assert window_size[1] == 0
-    assert num_splits == 1
-    assert enable_gqa == (query.shape[1] != key.shape[2])
-    assert query.is_contiguous()
-    assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == block_table.dtype == torch.int32
-    outputs, sums = [], []
-    for row, (start, stop) in enumerate(pairwise(cu_seq_q.tolist())):
-        used, queries = int(seqused_k[row]), stop - start
-        assert queries <= max_q
-        assert used <= max_k
-        assert used == int(cu_seq_k[row + 1] - cu_seq_k[row])
-        keys, values = (
-            pool[block_table[row].long()].flatten(0, 1)[:used].repeat_interleave(query.shape[1] // pool.shape[2], 1)
-            for pool in (key, value)
-        )
-        distance = torch.arange(used - queries, used)[:, None] - torch.arange(used)
-        hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
-        logits = scale * torch.einsum("qhd,khd->hqk", query[start:stop], keys)
-        logits = logits.masked_fill(hidden, -torch.inf)
-        outputs.append(torch.einsum("hqk,khd->qhd", logits.softmax(dim=-1), values))
-        sums.append(logits.logsumexp(dim=-1))
-    return torch.cat(outputs), torch.cat(sums, dim=1)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])

@@ -15,6 +15,7 @@ from torch import nn
 from model_patches.pages import KeyValuePages
 from model_patches.patch import PatchedModel
 from model_patches.plan import PositionPlan
+from model_patches.recorded import Recorder
 from service.cache.groups import LayerGroup, group_layers, layers_of_a_page
 from service.cache.pages import PageAllocator
 from service.cache.pool import CacheShape, allocate_pool
@@ -117,6 +118,7 @@ class RealEngine:
     prefix_caching: bool = True
     refresh_tokens: int = 0
     fuse: bool = True
+    record: Recorder | None = None
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,8 +134,10 @@ class RealEngine:
             dtype=self.kv_dtype or patched.dtype,
         )
         self.pages = PageAllocator(self.num_pages, self.page_size)
-        pool = allocate_pool(shape, self.num_pages, patched.device)
+        pool = allocate_pool(shape, self.num_pages + (self.record is not None), patched.device)
         self.runner = RecordingRunner(patched, pool, self.groups)
+        if self.record is not None:
+            self.runner.record_decoding(self.policy.max_length, self.max_running, self.record)
         self.scheduler = Scheduler(
             self.pages,
             max_running=self.max_running,

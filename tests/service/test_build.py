@@ -17,7 +17,7 @@ from model_patches.kernels import build
 from model_patches.loading.load import load_tokenizer
 from model_patches.loading.weights import load_weights, stand_in_config
 from model_patches.pages import KeyValuePages
-from service.build import inspect, load, longest_token_bytes
+from service.build import inspect, load, longest_token_bytes, records_decoding
 from service.build import load_weights as load_weights_and_patch
 from service.cache.pool import CacheShape, allocate_pool
 from service.cli import load_settings
@@ -25,6 +25,7 @@ from service.errors import StartupError
 from service.metrics import Metrics
 from service.scaling.policy import Policy
 from service.settings import Settings
+from tests.recording import TapeRecorder
 from tests.reference.growing import tiny
 from tests.reference.supported import FAMILIES
 from tests.serving import byte_tokenizer
@@ -120,6 +121,44 @@ def test_layers_that_see_windows_share_a_pool(
     each = 16 + 2 * 5 if places == 1 else 24 / 16
     assert metrics.registry.get_sample_value("ropewalk_kv_cache_max_length_requests") == pytest.approx(num_pages / each)
     assert metrics.registry.get_sample_value("ropewalk_kv_cache_bytes") == num_pages * page_bytes
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "recorded"),
+    [
+        ("cuda", {}, True),
+        ("cuda", {"cuda_graphs": False}, False),
+        ("cuda", {"tensor_parallel": 2}, False),
+        ("cpu", {}, False),
+    ],
+)
+def test_decode_steps_are_recorded_on_cuda_alone(device: str, settings: dict[str, Any], recorded: bool) -> None:
+    assert records_decoding(Settings.model_validate(settings), torch.device(device)) == recorded
+
+
+def test_a_server_that_records_has_a_page_more_than_it_gives_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not build.load():
+        pytest.skip("there is no compiler")
+    tiny(FAMILIES["olmo2"]).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    made, recorder = [0], TapeRecorder()
+
+    def record(shape: CacheShape, num_pages: int, device: torch.device) -> list[KeyValuePages]:
+        made[0] = num_pages
+        return allocate_pool(shape, num_pages, device)
+
+    monkeypatch.setattr("service.build.allocate_pool", record)
+    monkeypatch.setattr("service.build.records_decoding", lambda *_: True)
+    monkeypatch.setattr("service.build.CudaRecorder", lambda: recorder)
+    chosen = Settings.model_validate(
+        {"model": str(tmp_path), "device": "cpu", "dtype": "float32", "kv_cache_memory": "1MiB", "max_running": 3}
+    )
+    metrics = Metrics(CollectorRegistry())
+    load(chosen, inspect(chosen), metrics).engine.stop()
+    assert metrics.registry.get_sample_value("ropewalk_kv_cache_pages") == made[0] - 1
+    assert (recorder.recordings, recorder.replays) == (3, 3)  # of 1, 2 and 4 rows; each was tried once
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,12 @@ class TestPrecedence:
     ) -> None:
         values = {"trust_remote_code": "true", "otel": "true", "device": "cpu", "dtype": "float32", "growth": "stop"}
         values |= {"native_rope": "config", "prefix_reuse": "rerotate", "rope_requests_may_choose": "scheme,mode"}
-        values |= {"cpu_operators": "false", "deterministic": "true", "num_speculative_tokens": "7"}
+        values |= {
+            "cpu_operators": "false",
+            "cuda_graphs": "false",
+            "deterministic": "true",
+            "num_speculative_tokens": "7",
+        }
         values |= {"metrics_need_key": "true", "cors_origins": "https://a.example", "log_format": "json"}
         values |= {"prefix_caching": "false", "kv_cache_dtype": "fp32", "log_level": "debug", "kv_cache_memory": "1GiB"}
         values |= {"playground": "false", "quantization": "int8"}

@@ -23,6 +23,7 @@ from service.engine import sampler
 from service.engine.grammar import Grammar
 from service.scaling.policy import Policy
 from tests.fakes import GEOMETRY
+from tests.recording import Tape
 
 CPU = torch.device("cpu")
 CHOICE = Policy(GEOMETRY).choose(1, 1)
@@ -260,3 +261,21 @@ def test_an_end_token_that_is_ruled_out_is_not_chosen_even_if_it_is_the_likelies
         logits = torch.tensor([[0.0, 1.0, 50.0]])
         sampler.forbid_early_ends(logits, [one])
         assert choose(logits, [one]) == [1]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_k=3, top_p=0.5)])
+def test_what_is_drawn_is_not_asked_for_before_all_of_it_is_computed(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA each question would stop the host until the device has caught up."""
+    monkeypatch.setattr(ops, "are_loaded", lambda: False)
+    monkeypatch.setattr(sampler, "_likeliest", lambda logits: logits.argmax(dim=-1))  # numpy has these two on a CPU
+    monkeypatch.setattr(sampler, "_falling", lambda logits: logits.sort(dim=-1, descending=True).values)
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    greedy = sequence(SamplingParams(max_tokens=1, temperature=0.0))
+    sequences = [sequence(params, 0.1), greedy, sequence(params, 0.9), greedy]
+    tensors = sampler.prepare(sequences, 50, CPU)
+    with pytest.MonkeyPatch.context() as patch, Tape():
+        patch.setattr(torch.Tensor, "tolist", lambda chosen: chosen)
+        chosen = sampler.sample(logits, tensors)
+    assert torch.equal(torch.as_tensor(chosen), torch.tensor(sampler.sample(logits, tensors)))
