@@ -208,9 +208,9 @@ def report(results: Mapping[str, Any]) -> str:
         lines.append("| " + " | ".join([name, f"{ours['min']:.1f} / {ours['median']:.1f}", *compared]) + " |")
     lines += [
         "",
-        "Milliseconds of a fused step, at best, and of each kind of operator alone over all layers. Alone, each layer's is "
-        "a call from Python that threads have to wake up for, which a step is only once, so the parts of a short step "
-        "come to more than the whole.",
+        "Milliseconds of a fused step, at best, and of each kind of operator alone over all layers. Alone, each layer "
+        "takes a call from Python that threads have to wake up for, which a step is only once, so the parts of a short "
+        "step come to more than the whole.",
         "",
     ]
     lines += ["| | " + " | ".join(profiles) + " |", "|---" * (1 + len(profiles)) + "|"]
