@@ -88,7 +88,7 @@ def stock_logits(model: Any, tokens: list[int], start: int) -> torch.Tensor:
 
 
 class RecordingRunner(ModelRunner):
-    """Keeps each sequence's rows of logits, in order."""
+    """Keeps each sequence's rows of logits, in order; those after guesses that turn out wrong among them."""
 
     def __init__(self, model: PatchedModel, pool: list[KeyValuePages], groups: tuple[LayerGroup, ...] = ()) -> None:
         super().__init__(model, pool, groups)
@@ -98,7 +98,8 @@ class RecordingRunner(ModelRunner):
     def forward(self, step: Mapping[Sequence, int]) -> torch.Tensor:
         logits = super().forward(step)
         self.steps.append({sequence.request_id: tokens for sequence, tokens in step.items()})
-        ready = [s for s, tokens in step.items() if s.num_computed + tokens == s.num_tokens]
+        last = (s for s, tokens in step.items() if s.num_computed + tokens >= s.num_tokens)
+        ready = [s for s in last for _ in range(1 + len(s.draft))]
         for sequence, row in zip(ready, logits, strict=True):
             self.rows.setdefault(sequence.request_id, []).append(row.clone())
         return logits
@@ -119,6 +120,7 @@ class RealEngine:
     refresh_tokens: int = 0
     fuse: bool = True
     record: Recorder | None = None
+    max_draft: int = 0
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,7 +148,9 @@ class RealEngine:
             **limits,
         )
         self.engine = Engine(
-            self.runner, self.scheduler, ByteStream, Metrics(CollectorRegistry()), page_bytes=shape.page_bytes
+            *(self.runner, self.scheduler, ByteStream, Metrics(CollectorRegistry()), shape.page_bytes),
+            max_draft=self.max_draft,
+            max_rows_with_drafts=self.max_batch_tokens,
         )
 
     def add(
