@@ -108,6 +108,7 @@ def measure(shape: str, repetitions: int) -> dict[str, Any]:
     unrecorded = {rows: seconds(partial(runs.forward, step), repetitions) for rows, step in steps.items()}
     if device().type == "cuda":
         runs.model.record_decoding(DecodeShape(runs.layers, [None], [], MOVED, max(ROWS)), CudaRecorder())
+        assert runs.model.records_decoding, "see the log for why not"
     for rows, step in steps.items():
         taken = seconds(partial(runs.forward, step), repetitions)
         least = (needed["weight_bytes"] + rows * CACHED * needed["token_bytes"]) / machine["read_gb_s"] / 1e9
@@ -149,7 +150,9 @@ def by_transformers(model: Any) -> None:
     """Its own continuous batching, with attention by SDPA, which needs no further package."""
     model.set_attn_implementation("sdpa")
     tokens = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
-    model.generate_batch(inputs=prompts(), generation_config=GenerationConfig(do_sample=False, **tokens))
+    config = GenerationConfig(do_sample=False, **tokens)
+    found = model.generate_batch(inputs=prompts(), generation_config=config, persistent_manager=True)
+    assert sum(len(output.generated_tokens) for output in found.values()) == REQUESTS * GENERATED
 
 
 def by_the_engine(runs: Runs, num_pages: int) -> None:

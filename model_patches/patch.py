@@ -92,6 +92,11 @@ class PatchedModel:
         return self._fused is not None
 
     @property
+    def records_decoding(self) -> bool:
+        """Whether decode steps are replayed."""
+        return self._recorded is not None
+
+    @property
     def layers(self) -> int:
         return cast(int, self.model.config.num_hidden_layers)
 
@@ -163,7 +168,7 @@ class PatchedModel:
         recorded = RecordedDecoding(self._forward_unfused, self._frequencies, shape, record)
         try:
             recorded.record_all()
-        except UnsupportedModelError as reason:
+        except (UnsupportedModelError, RuntimeError) as reason:
             _log.warning("decode steps are not recorded, which makes them slower: %s", reason)
             return
         self._recorded = recorded

@@ -9,6 +9,7 @@ Knows a step's tensors and one function that computes it. Does not know the mode
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.nn.functional import pad
@@ -21,8 +22,8 @@ from model_patches.rotary import FrequencyTable
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch], torch.Tensor]
 """As `PatchedModel.forward`."""
 _DENSE = 8  # steps of fewer rows than this are recorded for powers of 2, of more for its multiples
-# Relative to the norm of the logits. A replay runs the kernels of the step that it is compared with, so it is equal but
-# for the library's choice among them; what was taken for a constant moves logits by far more.
+# Relative to the norm of the logits, or of a layer's new keys and values. A replay runs the kernels of the step that it
+# is compared with over the same shapes, so they should be equal bit for bit; this is for libraries that choose anew.
 _AGREEMENT = 0.02
 
 
@@ -45,22 +46,37 @@ over."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share their memory: no two of them may run at a time, and what one returns is good
-    until the next."""
+    """Records CUDA graphs that share their memory: no two of them may run at a time."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
+        # One for all: what libraries set up for a stream is then made before anything is recorded, and once.
+        self._stream = torch.cuda.Stream()
 
     def __call__(self, compute: Callable[[], torch.Tensor]) -> Recording:
-        """Run a computation twice: first for what libraries set up when they first run, then recorded."""
-        aside, own = torch.cuda.Stream(), torch.cuda.current_stream()
-        aside.wait_stream(own)
-        with torch.cuda.stream(aside):
-            compute()
-        own.wait_stream(aside)
+        """Run a computation twice: first for what libraries set up when they first run, then recorded.
+
+        Raises:
+            RuntimeError: it asks the device for an answer. That is found out in the first run, for a recording that
+                fails cannot be cleared away.
+        """
+        own = torch.cuda.current_stream()
+        self._stream.wait_stream(own)
+        strictness = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.stream(self._stream):
+                compute()
+        finally:
+            torch.cuda.set_sync_debug_mode(strictness)
+            own.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Only what this thread does may spoil it: others go on serving.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        # Whatever becomes of the recording, this thread is on its own stream again afterwards; what other threads do
+        # (the metrics read the device's memory) does not spoil it.
+        with (
+            torch.cuda.stream(own),
+            torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             output = compute()
         return Recording(graph.replay, output)
 
@@ -103,7 +119,7 @@ class RecordedDecoding:
         """
         Args:
             forward: computes a step, unrecorded.
-            frequencies: of the plans. When its rows move, all is recorded anew, each size when it is next needed.
+            frequencies: of the plans. Recordings read its memory: when it moves, they take no steps any more.
             shape: of the steps.
             record: on the device where the model runs.
         """
@@ -112,7 +128,7 @@ class RecordedDecoding:
         self._shape = shape
         self._record = record
         self._recordings: dict[int, Recording] = {}
-        self._recorded_with = frequencies.inv_freq
+        self._read = frequencies.inv_freq
         self._idle_page, self._page_size = shape.layers[0].keys.shape[0] - 1, shape.layers[0].keys.shape[1]
         rows, device = shape.sizes[-1], shape.layers[0].keys.data.device
         pages = -(-shape.longest // self._page_size)
@@ -123,6 +139,8 @@ class RecordedDecoding:
 
     def takes(self, token_ids: torch.Tensor, logits_at: torch.Tensor, batch: PagedBatch) -> bool:
         """Whether a step is a decode step: one token for each sequence, and logits after each."""
+        if self._frequencies.inv_freq is not self._read:
+            return False
         return len(token_ids) == len(logits_at) == len(batch.query_lengths) <= self._shape.sizes[-1]
 
     @torch.inference_mode()
@@ -149,43 +167,59 @@ class RecordedDecoding:
         for group, slots, table in zip(batch.groups or (batch,), self._slots, self._tables, strict=True):
             slots[:count].copy_(group.slots)
             table[:count, : group.block_table.shape[1]].copy_(group.block_table)
-        recording = self._recording(size)
-        recording.replay()
-        return recording.output[:count]
+        self._recordings[size].replay()
+        return self._logits[:count]
 
     @torch.inference_mode()
     def record_all(self) -> None:
         """Record every size, and compare a replay of each with the same step unrecorded. The pool is overwritten.
 
         Raises:
-            UnsupportedModelError: some part of the model decides on the host what runs, or logits come out different.
+            UnsupportedModelError: attention goes one sequence at a time, or logits come out different.
+            RuntimeError: torch's, where something asks for an answer of the device while it records, or memory is out.
         """
         sizes = self._shape.sizes[::-1]  # what the largest needs is room enough for the others
+        self._be_idle(sizes[0], 0)
+        self._logits = self._compute(sizes[0])
         for size in sizes:
             self._be_idle(size, 0)
-            try:
-                self._recording(size)
-            except RuntimeError as error:
-                raise UnsupportedModelError(f"a step of {size} rows cannot be recorded: {error}") from error
-        for layer in self._shape.layers:
-            for pages in (layer.keys, layer.values):
-                pages.data.normal_()
+            self._recordings[size] = self._record(partial(self._compute_in_place, size))
+        for row in (-2, -1):  # which no plan has yet
+            self._read[row] = -row * 0.5 ** torch.arange(self._read.shape[1], device=self._read.device)
+            self._frequencies.attention_factor[row] = 1.0
         for size in sizes:
             self._make_up(size)
-            expected = self._compute(size)
-            recording = self._recording(size)
-            recording.replay()
-            difference = float((recording.output - expected).norm() / expected.norm())
-            if not difference <= _AGREEMENT:
-                raise UnsupportedModelError(f"logits of a replay of {size} rows are off by {difference:.2g} of theirs")
+            self._fill_pool()
+            self._recordings[size].replay()
+            replayed = [self._logits[:size].clone(), *self._written(size)]
+            self._fill_pool()
+            expected = [self._compute(size), *self._written(size)]
+            for ours, theirs in zip(replayed, expected, strict=True):
+                difference = float((ours - theirs).norm() / theirs.norm())
+                if not difference <= _AGREEMENT:
+                    message = f"what a replay of {size} rows computes is off by {difference:.2g} of its norm"
+                    raise UnsupportedModelError(message)
 
-    def _recording(self, size: int) -> Recording:
-        if self._frequencies.inv_freq is not self._recorded_with:
-            self._recordings.clear()
-            self._recorded_with = self._frequencies.inv_freq
-        if size not in self._recordings:
-            self._recordings[size] = self._record(lambda: self._compute(size))
-        return self._recordings[size]
+    def _compute_in_place(self, size: int) -> torch.Tensor:
+        """The same, its logits in memory that all recordings share."""
+        return self._logits[:size].copy_(self._compute(size))
+
+    def _fill_pool(self) -> None:
+        """With noise, the same each time."""
+        device = self._token_ids.device
+        generator = torch.Generator(device).manual_seed(0)
+        for layer in self._shape.layers:
+            for pages in (layer.keys, layer.values):
+                pages.data.normal_(generator=generator)
+
+    def _written(self, size: int) -> list[torch.Tensor]:
+        """Each layer's keys and values in the slots of the first rows, float32."""
+        groups = self._shape.group_of or [0] * len(self._shape.layers)
+        return [
+            pages.data.flatten(0, 1).index_select(0, self._slots[group][:size]).float()
+            for layer, group in zip(self._shape.layers, groups, strict=True)
+            for pages in (layer.keys, layer.values)
+        ]
 
     def _compute(self, size: int) -> torch.Tensor:
         """The step that lies in the first rows, unrecorded."""
@@ -219,22 +253,27 @@ class RecordedDecoding:
 
     def _be_idle(self, size: int, count: int) -> None:
         """Make the rows from `count` to `size` sequences of one token on the page that is nobody's."""
+        if count == size:
+            return
         rest = slice(count, size)
         for held in (self._token_ids, self._positions, self._plan_rows):
-            held[rest] = 0
-        self._seqused_k[rest] = 1
+            held[rest].zero_()
+        self._seqused_k[rest].fill_(1)
         for slots, table in zip(self._slots, self._tables, strict=True):
-            slots[rest] = self._idle_page * self._page_size
-            table[rest, 0] = self._idle_page
+            slots[rest].fill_(self._idle_page * self._page_size)
+            table[rest, 0].fill_(self._idle_page)
 
     def _make_up(self, size: int) -> None:
-        """Make all rows unlike each other and unlike idle ones: each a sequence of a length and a page of its own."""
+        """Make all rows unlike each other and unlike idle ones: each a sequence on pages and places of its own, every
+        other one of two pages and under another plan, so short that each key counts."""
         rows = torch.arange(size, device=self._token_ids.device)
+        positions = (rows % 2 * self._page_size + (1 + rows) % self._page_size).clamp(max=self._shape.longest - 1)
         self._token_ids[:size] = 1 + rows % 16
-        self._positions[:size] = (1 + rows) * 7919 % self._shape.longest
-        self._plan_rows[:size] = rows % 2
-        self._seqused_k[:size] = self._positions[:size] + 1
-        own = rows % self._idle_page
+        self._positions[:size] = positions
+        self._plan_rows[:size] = len(self._read) - 1 - rows % 2
+        self._seqused_k[:size] = positions + 1
         for slots, table in zip(self._slots, self._tables, strict=True):
-            slots[:size] = own * self._page_size + self._positions[:size] % self._page_size
-            table[:size] = own[:, None]
+            table[:size] = ((2 * rows + 1) % self._idle_page)[:, None]
+            table[:size, 0] = 2 * rows % self._idle_page
+            pages = table[:size].gather(1, positions[:, None] // self._page_size)[:, 0]
+            slots[:size] = pages * self._page_size + positions % self._page_size

@@ -14,7 +14,7 @@ from model_patches.geometry import LocalRope, RopeGeometry
 from model_patches.plan import PositionPlan
 from model_patches.schemes.frequencies import geometric_series
 
-FIRST_ROWS = 64  # as a rule, a server has a dozen plans
+FIRST_ROWS = 256  # a server has a dozen plans as a rule
 
 Columns = Literal["pairs", "halves", "neighbours"]
 """How cos and sin of d/2 pairs lie in a rotary module's output: once each (gpt-oss); twice, pair i in columns i and
@@ -24,8 +24,8 @@ i + d/2 (most), or in 2i and 2i + 1 (Cohere)."""
 class FrequencyTable(nn.Module):
     """The inverse frequencies and attention factors of all plans in use, one row each.
 
-    Rows are only ever added, never changed, so a row number stays good for the life of the table, and where a row lies
-    until the table is full: then larger buffers take the place of both. Angles are computed from them for each step
+    Rows are only ever added, never changed, so a row number stays good for the life of the table. Their memory stays
+    where it is until the table is full; then both buffers are replaced. Angles are computed from them for each step
     rather than kept: a table of cos and sin would take 8 bytes for every pair and position of every plan (268 MB for
     one rung at 512K and 64 pairs), and would have an end that a sequence can cross.
     """

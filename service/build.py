@@ -376,7 +376,8 @@ def load(settings: Settings, inspected: InspectedModel, metrics: Metrics, leader
 
 
 def records_decoding(settings: Settings, device: torch.device) -> bool:
-    """Whether decode steps are to be replayed. Of a model that is split, each would wait for the others in its own."""
+    """Whether decode steps are to be replayed. Those of a model that is split exchange numbers in the midst of them,
+    and the other processes do not record."""
     return settings.cuda_graphs and device.type == "cuda" and settings.tensor_parallel == 1
 
 

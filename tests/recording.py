@@ -13,8 +13,11 @@ aten = torch.ops.aten
 ASKS_THE_DEVICE = {
     *(aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default, aten.is_nonzero.default),
     *(aten.masked_select.default, aten._unique2.default, aten.unique_dim.default),
+    *(aten.repeat_interleave.Tensor, aten.bincount.default),
 }
 """What CUDA does not record, for the host would have to wait for an answer."""
+BY_INDICES = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+"""Where truth values among the indices are counted first."""
 COPIES_FROM_THE_HOST = {aten.lift_fresh.default}
 
 
@@ -30,7 +33,9 @@ class Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in ASKS_THE_DEVICE | COPIES_FROM_THE_HOST:
+        indices = args[1] if func in BY_INDICES else ()
+        by_truth = any(index is not None and index.dtype == torch.bool for index in indices)
+        if by_truth or func in ASKS_THE_DEVICE | COPIES_FROM_THE_HOST:
             raise RuntimeError(f"{func} is not permitted when a stream is capturing")
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))

@@ -77,10 +77,10 @@ def build(
     rows = np.repeat(np.arange(len(step)), counts)
     positions = np.arange(len(rows)) + (starts - np.cumsum(counts) + counts)[rows]
     return StepTensors(
-        token_ids=_on(device, np.array(token_ids)),
-        positions=_on(device, positions),
-        plan_rows=_on(device, np.array(plan_row_of)[rows]),
-        logits_at=_on(device, np.array(logits_at, np.int64)),
+        token_ids=on_device(device, np.array(token_ids)),
+        positions=on_device(device, positions),
+        plan_rows=on_device(device, np.array(plan_row_of)[rows]),
+        logits_at=on_device(device, np.array(logits_at, np.int64)),
         batch=_page(step, positions, rows, starts, counts, layers, device, groups),
     )
 
@@ -112,7 +112,7 @@ def _page(
     lengths = starts + counts
 
     def cumulative(numbers: Integers) -> torch.Tensor:
-        return _on(device, np.concatenate([[0], np.cumsum(numbers)]).astype(np.int32))
+        return on_device(device, np.concatenate([[0], np.cumsum(numbers)]).astype(np.int32))
 
     def placed(group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots and block table of one group of layers."""
@@ -126,7 +126,9 @@ def _page(
             for part in (bytes(page * table.first), table.pages, bytes(page * (width - end)))
         )
         block_table = np.frombuffer(bytearray().join(padded), np.int32).reshape(len(tables), width)
-        return _on(device, block_table[rows, pages].astype(np.int64) * page_size + places), _on(device, block_table)
+        return on_device(device, block_table[rows, pages].astype(np.int64) * page_size + places), on_device(
+            device, block_table
+        )
 
     slots, block_table = placed(0)
     batch = PagedBatch(
@@ -137,7 +139,7 @@ def _page(
         block_table=block_table,
         cu_seq_q=cumulative(counts),
         cu_seq_k=cumulative(lengths),
-        seqused_k=_on(device, lengths.astype(np.int32)),
+        seqused_k=on_device(device, lengths.astype(np.int32)),
         window=groups[0].window if groups else None,
     )
     return batch if len(groups) <= 1 else _by_group(batch, groups, placed)
@@ -164,7 +166,7 @@ def groups_of_layers(groups: Sequence[LayerGroup]) -> list[int]:
     return [group_of[layer] for layer in sorted(group_of)]
 
 
-def _on(device: torch.device, numbers: npt.NDArray[Any]) -> torch.Tensor:
+def on_device(device: torch.device, numbers: npt.NDArray[Any]) -> torch.Tensor:
     """The numbers on the device; copied while this thread goes on, where there is something to copy to."""
     tensor = torch.from_numpy(numbers)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

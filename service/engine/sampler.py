@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from model_patches.kernels import ops
 from service import core
+from service.engine.batch import on_device
 
 LEAST_TEMPERATURE = 1e-5  # as good as greedy; by much less, logits become infinite
 
@@ -78,10 +79,10 @@ def prepare(sequences: Sequence[core.Sequence], vocabulary: int, device: torch.d
     temperature, top_k, top_p, min_p, draws = np.array(numbers).T[..., None]
 
     def tensor(column: NDArray[Any], dtype: type[np.number]) -> torch.Tensor:
-        return torch.from_numpy(column.astype(dtype)).to(device)
+        return on_device(device, column.astype(dtype))
 
     return SamplingTensors(
-        rows=torch.tensor(rows, device=device),
+        rows=tensor(np.array(rows), np.int64),
         temperature=tensor(temperature, np.float32),
         top_k=tensor(top_k, np.int64),
         top_p=tensor(top_p, np.float32),
